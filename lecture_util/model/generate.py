@@ -1,0 +1,147 @@
+"""Generation: prefill, cached decode, batches, streaming, and the naive loop it replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from .kv_cache import KVCache
+from .sampling import GREEDY, Sampling, sample
+from .transformer import Transformer
+
+Prompt = Sequence[int]
+
+
+class PromptError(ValueError):
+    """A prompt that the model cannot continue."""
+
+
+@torch.inference_mode()
+def prefill(model: Transformer, prompts: Sequence[Prompt], capacity: int) -> tuple[KVCache, Tensor]:
+    """Run the prompts once, together, and keep their keys and values.
+
+    Prompts of unequal length are padded on the right; the cache is then cut to the true lengths.
+
+    Shapes: B prompts -> a cache with room for `capacity` tokens a row, logits_BV of the next token.
+    """
+    lengths = [len(prompt) for prompt in prompts]
+    T = max(lengths)
+    tokens_BT = torch.tensor(
+        [[*prompt, *[0] * (T - len(prompt))] for prompt in prompts], device=model.device
+    )
+    cache = KVCache(model.config, len(prompts), capacity, model.dtype, model.device)
+    x_BTD = model.features(tokens_BT, cache)
+    cache.truncate(lengths)
+    last_B = torch.tensor(lengths, device=model.device) - 1
+    rows_B = torch.arange(len(prompts), device=model.device)
+    return cache, model.head(x_BTD[rows_B, last_B])
+
+
+def decode(
+    model: Transformer,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    *,
+    sampling: Sampling = GREEDY,
+    eos: Collection[int] = (),
+    generator: torch.Generator | None = None,
+) -> Iterator[list[int | None]]:
+    """Yield one token a row and step; None for rows that have ended. Stops when all have.
+
+    Raises: PromptError before anything is computed.
+    """
+    check_prompts(model, prompts, max_new_tokens)
+    if max_new_tokens == 0:
+        return
+    longest = max(map(len, prompts))
+    cache, logits_BV = prefill(model, prompts, capacity=longest + max_new_tokens)
+    running = [True] * len(prompts)
+    for step in range(max_new_tokens):
+        with torch.inference_mode():
+            if step:
+                logits_BV = model(tokens_B[:, None], cache)[:, -1]
+            tokens_B = sample(logits_BV, sampling, generator)
+        tokens = tokens_B.tolist()
+        yield [token if run else None for token, run in zip(tokens, running, strict=True)]
+        running = [run and token not in eos for token, run in zip(tokens, running, strict=True)]
+        if not any(running):
+            return
+
+
+def generate(
+    model: Transformer,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    *,
+    sampling: Sampling = GREEDY,
+    eos: Collection[int] = (),
+    generator: torch.Generator | None = None,
+) -> list[list[int]]:
+    """Continue each prompt by up to `max_new_tokens` tokens, an end token included when it comes.
+
+    The batch is static: rows that have ended are carried along until the last one ends.
+    """
+    steps = decode(model, prompts, max_new_tokens, sampling=sampling, eos=eos, generator=generator)
+    outputs: list[list[int]] = [[] for _ in prompts]
+    for step in steps:
+        for output, token in zip(outputs, step, strict=True):
+            if token is not None:
+                output.append(token)
+    return outputs
+
+
+def stream(model: Transformer, prompt: Prompt, max_new_tokens: int, **options) -> Iterator[int]:
+    """Yield the tokens of one prompt as they are made; options as in `decode`.
+
+    For text: `stream_text(tokenizer, stream(model, prompt, 50, eos=[2]), stop=["\\n"])`.
+    """
+    for (token,) in decode(model, [prompt], max_new_tokens, **options):
+        yield token
+
+
+@torch.inference_mode()
+def generate_naive(
+    model: Transformer, prompt: Prompt, max_new_tokens: int, *, eos: Collection[int] = ()
+) -> list[int]:
+    """Greedy generation without a cache: every step runs the whole sequence again.
+
+    Cost: t tokens of forward pass at step t, so about T²/2 in all where the cache needs T.
+    """
+    check_prompts(model, [prompt], max_new_tokens)
+    tokens = list(prompt)
+    for _ in range(max_new_tokens):
+        x_BTD = model.features(torch.tensor([tokens], device=model.device))
+        tokens.append(int(model.head(x_BTD[:, -1]).argmax()))
+        if tokens[-1] in eos:
+            break
+    return tokens[len(prompt) :]
+
+
+def check_prompts(model: Transformer, prompts: Sequence[Prompt], max_new_tokens: int) -> None:
+    """Raises: PromptError or ValueError naming the prompt, what it holds and the limit."""
+    V, limit = model.config.V, model.config.max_context
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens={max_new_tokens}: expected 0 or more")
+    if not prompts:
+        raise PromptError("no prompts: pass a list of token lists, such as [[1, 2, 3]]")
+    for row, prompt in enumerate(prompts):
+        if isinstance(prompt, str | int):
+            raise PromptError(
+                f"prompt {row} is {prompt!r}, not a list of tokens: "
+                "pass prompts=[encode(tokenizer, text)]"
+            )
+        if len(prompt) == 0:
+            raise PromptError(f"prompt {row} is empty: a model continues at least one token")
+        if (bad := next((t for t in prompt if not 0 <= t < V), None)) is not None:
+            raise PromptError(
+                f"prompt {row} holds token {bad} but the vocabulary is 0..{V - 1}: "
+                "was it encoded by another model's tokenizer?"
+            )
+        if len(prompt) + max_new_tokens > limit:
+            raise PromptError(
+                f"prompt {row} has {len(prompt)} tokens and {max_new_tokens} more were asked for, "
+                f"but the model's context is {limit}: shorten the prompt or ask for at most "
+                f"{max(0, limit - len(prompt))}"
+            )
