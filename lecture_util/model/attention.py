@@ -86,7 +86,7 @@ def rope_frequencies(config: Config, device: torch.device | str | None = None) -
     Source: Su et al. 2021, arXiv:2104.09864; Llama 3's scaling as in transformers.
     """
     exponent = torch.arange(0, config.H, 2, device=device, dtype=torch.float32) / config.H
-    frequency = config.rope_base**-exponent
+    frequency = 1 / config.rope_base**exponent
     if (s := config.rope_scaling) is None:
         return frequency
     turns = s.original_context * frequency / (2 * math.pi)  # in the original context

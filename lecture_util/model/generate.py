@@ -58,16 +58,15 @@ def decode(
     longest = max(map(len, prompts))
     cache, logits_BV = prefill(model, prompts, capacity=longest + max_new_tokens)
     running = [True] * len(prompts)
-    for step in range(max_new_tokens):
-        with torch.inference_mode():
-            if step:
-                logits_BV = model(tokens_B[:, None], cache)[:, -1]
-            tokens_B = sample(logits_BV, sampling, generator)
+    for remaining in reversed(range(max_new_tokens)):
+        tokens_B = sample(logits_BV, sampling, generator)
         tokens = tokens_B.tolist()
         yield [token if run else None for token, run in zip(tokens, running, strict=True)]
         running = [run and token not in eos for token, run in zip(tokens, running, strict=True)]
-        if not any(running):
+        if not remaining or not any(running):
             return
+        with torch.inference_mode():  # inside the loop: it must not reach the caller
+            logits_BV = model(tokens_B[:, None], cache)[:, -1]
 
 
 def generate(

