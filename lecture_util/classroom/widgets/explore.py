@@ -1,0 +1,155 @@
+"""`explore(draw, **controls)`: sliders above a picture and a text that follow them.
+
+The picture lives in an Image and the text in an HTML widget, never in an Output: what an Output
+captures is written into a cell, and a slide deck that moves cells about loses it.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Callable
+from typing import Any
+
+import ipywidgets as widgets
+import matplotlib.pyplot as plt
+from ipywidgets.widgets.interaction import interactive
+from matplotlib.figure import Figure
+from traitlets import Unicode
+
+Drawn = Figure | str | tuple[Figure, str]
+
+
+class Picture(widgets.Image):
+    """An Image whose tooltip gives a screen reader its words.
+
+    The front end sets a tooltip only on what has an empty description, which Image lacks.
+    """
+
+    description = Unicode("").tag(sync=True)
+
+
+class Explorer(widgets.VBox):
+    """Controls, text and picture of one `draw` function. `controls` maps name to widget."""
+
+    def __init__(self, draw: Callable[..., Drawn], controls: dict[str, widgets.Widget]) -> None:
+        self.draw, self.controls = draw, controls
+        self.text = widgets.HTML()
+        self.image = Picture(format="png", layout=widgets.Layout(max_width="100%"))
+        _align(list(controls.values()))
+        for control in controls.values():
+            control.observe(self.redraw, names="value")
+        box = widgets.VBox(list(controls.values()), layout=widgets.Layout(width="100%"))
+        super().__init__([box, self.text, self.image])
+        self.redraw()
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.controls)
+        return f"Explorer of {names}: open the notebook in JupyterLab to move them"[:105]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What the controls say now."""
+        return {name: control.value for name, control in self.controls.items()}
+
+    def redraw(self, _change: object = None) -> None:
+        """Call `draw` with the controls' values and show what it returns.
+
+        The front end holds back a slider's moves while the kernel is busy and then sends the
+        latest, so that no queue builds up behind a slow picture.
+        """
+        before = set(plt.get_fignums())
+        try:
+            text, png = _split(self.draw(**self.values))
+        except Exception as error:  # whatever a reader's draw raises is shown, not lost
+            text, png = _error(error), b""
+        finally:
+            for leftover in set(plt.get_fignums()) - before:
+                plt.close(leftover)
+        self.text.value = f'<div role="status" style="font-size:1.15em">{text}</div>'
+        self.text.layout.display = "" if text else "none"
+        self.image.value = png
+        self.image.layout.display = "" if png else "none"
+        self.image.tooltip = html.unescape(re.sub(r"<[^>]+>", " ", text)).strip()
+
+
+def explore(draw: Callable[..., Drawn], **controls: Any) -> Explorer:
+    """Show `draw(**values)` again whenever a control moves.
+
+    A control is an ipywidget or short for one: (low, high, step) or a list of numbers is a
+    slider, a list or dict of choices a menu, a bool a tick box. `draw` returns a Figure, text
+    (HTML; **bold**, `code` and line ends work too), or both as a tuple.
+
+    Example: `explore(lambda B: f"intensity **{B}**", B=[1, 2, 4, 8])`
+    Raises:  ValueError naming the control that is none of these.
+    """
+    return Explorer(draw, {name: _control(name, short) for name, short in controls.items()})
+
+
+def _control(name: str, short: Any) -> widgets.Widget:
+    if isinstance(short, list | dict | tuple) and not short:
+        raise ValueError(f"control {name}={short!r} offers nothing: list at least one choice")
+    numbers = isinstance(short, list) and all(
+        isinstance(item, int | float) and not isinstance(item, bool) for item in short
+    )
+    if numbers:
+        control = widgets.SelectionSlider(
+            options=[(f"{item:,}", item) for item in short], continuous_update=True
+        )
+    else:
+        try:
+            control = interactive.widget_from_abbrev(short)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"control {name}={short!r}: {error}") from error
+    if control is None or not hasattr(control, "value"):
+        raise ValueError(
+            f"control {name}={short!r} is neither a widget nor short for one: "
+            "pass (low, high, step), a list, a dict or a bool"
+        )
+    if not control.description:
+        control.description = name.replace("_", " ")
+    return control
+
+
+def _align(controls: list[widgets.Widget]) -> None:
+    """Give every description the room of the longest, so that none is cut off."""
+    room = max((len(control.description) for control in controls), default=0)
+    for control in controls:
+        if hasattr(control.style, "description_width"):
+            control.style.description_width = f"{0.62 * room + 1.5:.1f}em"
+        control.layout.width = "min(100%, 36em)"
+
+
+def _split(drawn: Drawn) -> tuple[str, bytes]:
+    parts = drawn if isinstance(drawn, tuple) else (drawn,)
+    text, png = "", b""
+    for part in parts:
+        if isinstance(part, Figure):
+            png = png_of(part)
+        elif isinstance(part, str):
+            text = _as_html(part)
+        elif part is not None:
+            raise TypeError(
+                f"draw returned a {type(part).__name__}: return a Figure, text, or both as a tuple"
+            )
+    return text, png
+
+
+def png_of(fig: Figure) -> bytes:
+    """The figure as PNG bytes, always of one size, so that the page stands still. Closes it."""
+    buffer = io.BytesIO()
+    fig.savefig(buffer, format="png", bbox_inches=None)
+    plt.close(fig)
+    return buffer.getvalue()
+
+
+def _as_html(text: str) -> str:
+    text = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", text.strip())
+    text = re.sub(r"`(.+?)`", r"<code>\1</code>", text)
+    return text if "<table" in text else text.replace("\n", "<br>")
+
+
+def _error(error: Exception) -> str:
+    message = html.escape(f"{type(error).__name__}: {error}")
+    return f'<span style="color:#B00020"><b>{message}</b></span>'

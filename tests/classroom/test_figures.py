@@ -1,0 +1,155 @@
+"""Still figures are drawn to the same bytes everywhere, and each says what it shows."""
+
+import re
+
+import matplotlib
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from lecture_util.classroom import figures
+from lecture_util.classroom.figures import cli, style
+from lecture_util.model.config import PUBLISHED
+from lecture_util.roofline import ACCELERATORS, decode_step, kv_bytes_per_token
+
+matplotlib.use("agg")
+
+
+@pytest.fixture(autouse=True)
+def no_figure_left_open():
+    yield
+    plt.close("all")
+
+
+def texts(name: str) -> str:
+    """Every word drawn in a figure."""
+    fig = figures.FIGURES[name].draw()
+    found = fig.findobj(match=matplotlib.text.Text)
+    return "\n".join(text.get_text() for text in found)
+
+
+def test_committed_pictures_are_what_their_code_draws():
+    assert cli.differing() == []
+
+
+def test_drawing_twice_gives_the_same_bytes(tmp_path):
+    for name in ("first", "second"):
+        cli.draw_all(tmp_path / name)
+    for path in (tmp_path / "first").iterdir():
+        assert path.read_bytes() == (tmp_path / "second" / path.name).read_bytes(), path.name
+
+
+def test_a_changed_missing_or_left_over_picture_fails_the_check(tmp_path, capsys):
+    cli.draw_all(tmp_path)
+    assert figures.main(["--check", "--folder", str(tmp_path)]) == 0
+    names = sorted(figures.FIGURES)
+    (tmp_path / f"{names[0]}.svg").unlink()
+    (tmp_path / f"{names[1]}.svg").write_text("<svg/>")
+    (tmp_path / "left-over.svg").write_text("<svg/>")
+    capsys.readouterr()
+    assert figures.main(["--check", "--folder", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    for name in (names[0], names[1], "left-over"):
+        assert f"{name}.svg differs" in printed
+    assert f"{names[2]}.svg" not in printed
+
+
+def test_drawing_ignores_the_settings_of_whoever_calls(tmp_path):
+    name, still = next(iter(figures.FIGURES.items()))
+    with matplotlib.rc_context({"font.size": 31, "figure.figsize": (2, 2)}):
+        cli.render(still, tmp_path / "drawn.svg")
+    assert (tmp_path / "drawn.svg").read_bytes() == (cli.IMAGES / f"{name}.svg").read_bytes()
+
+
+@pytest.mark.parametrize("still", figures.FIGURES.values(), ids=list(figures.FIGURES))
+def test_each_figure_has_alt_text_sources_a_picture_and_a_line_in_the_index(still):
+    assert 80 < len(still.alt) < 500
+    assert still.alt.endswith(".")
+    assert still.sources
+    assert re.fullmatch(r"0[0-3]", still.notebook)
+    picture = cli.IMAGES / f"{still.name}.svg"
+    assert picture.stat().st_size < 100_000
+    content = picture.read_text()
+    assert "<dc:date>" not in content
+    assert "<text" not in content  # outlines: equal with and without our fonts
+    index = (cli.IMAGES / "README.md").read_text()
+    assert still.alt in index
+    assert f"]({still.name}.svg)" in index
+    assert still.title in texts(still.name)
+
+
+def test_every_picture_of_the_lecture_so_far_is_answered():
+    answered = {answer for still in figures.FIGURES.values() for answer in still.answers}
+    assert {
+        "openai-100b-tokens",
+        "cursor-1b-lines",
+        "transformer-diagram",
+        "naive-inference",
+        "cached-inference",
+    } <= answered
+
+
+def test_numbers_in_alt_texts_are_the_accounting_s():
+    llama, smol = PUBLISHED["llama-2-13b"], PUBLISHED["smollm2-135m"]
+    alt = figures.FIGURES["kv-cache-tensor"].alt
+    assert f"{kv_bytes_per_token(smol):,} bytes" in alt
+    assert f"{kv_bytes_per_token(llama):,} bytes" in alt
+    tokens_per_s = 100e9 * 4 / 3 / 86_400
+    alt, drawn = figures.FIGURES["words-to-gpus"].alt, texts("words-to-gpus")
+    for B in (1, 64):
+        rate = decode_step(llama, B, 1024, ACCELERATORS["h100"]).throughput_tokens_per_s
+        for text in (alt, drawn):
+            assert style.number(tokens_per_s / rate) in text
+    assert f"{tokens_per_s / 1e6:.2f} million" in alt
+    alt = figures.FIGURES["naive-and-cached-generation"].alt
+    assert f"{sum(range(4, 12))} in all" in alt
+    assert f"{4 + 7} in all" in alt
+
+
+def test_two_figures_may_not_share_a_name():
+    name = next(iter(figures.FIGURES))
+    with pytest.raises(ValueError, match=name):
+        figures.figure(name, "t", [], "01", "a", [])(lambda: None)
+
+
+def test_roofline_marks_the_ridge_and_labels_points_without_overlap():
+    figures.use_style()
+    h100 = ACCELERATORS["h100"]
+    points = [(f"B={B}", B, 0.8 * min(h100.peak(), B * h100.bandwidth_bytes_per_s))
+              for B in (1, 2, 3, 4, 64, 256, 300, 1024)]  # fmt: skip
+    ax = figures.roofline(h100, "bf16", points, compare=[ACCELERATORS["a100"]])
+    drawn = {text.get_text(): text for text in ax.texts}
+    assert f"ridge {h100.ridge():.0f}" in drawn
+    boxes = [drawn[label].get_window_extent() for label, *_ in points]
+    for k, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[k + 1 :])
+
+
+def test_predicted_is_dashed_measured_solid_with_its_spread():
+    x = [1, 2, 4, 8]
+    ax = figures.predicted_vs_measured(x, [2, 4, 8, 16], np.array([1.0, 2, 4, 8]), spread=0.1)
+    predicted, measured = ax.lines
+    assert (predicted.get_linestyle(), measured.get_linestyle()) == ("--", "-")
+    assert len(ax.collections) == 1
+    ax = figures.predicted_vs_measured(x, [2, 4, 8, 16], None)
+    assert "not measured here" in [text.get_text() for text in ax.texts]
+
+
+def test_caption_adds_to_what_the_figure_already_says():
+    ax = figures.bars(["a", "b"], [1, 2], "FLOPs per byte", source="a data sheet")
+    figures.caption(ax, device="H100", dtype="bf16", shapes="B=1", seed=0)
+    assert ax.figure.get_supxlabel() == "Source: a data sheet · H100 · bf16 · B=1 · seed 0"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (294.9, "295"), (12_376, "12,400"), (0.03123, "0.0312"), (3.4e12, "3.4e+12")],
+)
+def test_number_keeps_three_digits(value, text):
+    assert style.number(value) == text
+
+
+def test_a_picture_in_a_notebook_is_small():
+    figures.use_style()
+    ax = figures.roofline(ACCELERATORS["h100"], points=[("B=1", 1, 2e12), ("B=64", 60, 1e14)])
+    assert len(style.small_png(ax.figure)) < 30_000
