@@ -14,7 +14,7 @@ lab: setup model  ## set up, then open JupyterLab on notebook 00
 	$(BIN)/jupyter lab --ip=127.0.0.1 $(ROOT_FLAG) $(LAB_FLAGS) notebooks/00_start_here.ipynb
 
 test: setup model lint  ## set up, then run every test and every notebook
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 setup: $(VENV)/ready
 

@@ -13,4 +13,5 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(OFFLINE), str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     )
 )
+os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when huggingface_hub is first imported
 pytest_plugins = ["offline_session"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .attention import apply_rope, rope_frequencies, rope_table
 from .config import Config
 from .kv_cache import Cache, NoCache
-from .shapes import ShapeError
+from .shapes import ShapeError, TensorMismatch
 
 
 class RMSNorm(nn.Module):
@@ -96,6 +96,11 @@ class Transformer(nn.Module):
             raise ShapeError(
                 f"tokens_BT is {tokens_BT.dtype} of shape {tuple(tokens_BT.shape)}: "
                 "expected whole numbers of shape (B, T), such as torch.tensor([[1, 2, 3]])"
+            )
+        if tokens_BT.device != self.device:
+            raise TensorMismatch(
+                f"tokens_BT is on {tokens_BT.device} but the model is on {self.device}: "
+                f"move them, tokens.to({str(self.device)!r})"
             )
         cache = NoCache() if cache is None else cache
         positions_BT = cache.positions(tokens_BT.shape, tokens_BT.device)

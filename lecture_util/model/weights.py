@@ -162,7 +162,7 @@ def new_folder(folder: str | Path) -> Iterator[Path]:
         partial.mkdir(parents=True)
         yield partial
         partial.rename(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise WeightsError(
             f"writing {folder} failed ({error}): free some space there, or name another place "
             "in $LECTURE_CACHE; nothing half-written was kept"

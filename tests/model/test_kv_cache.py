@@ -104,3 +104,5 @@ def test_bad_input_is_named():
         MODEL(torch.zeros(1, 2))
     with pytest.raises(ShapeError, match="expected whole numbers of shape"):
         MODEL(torch.tensor([1, 2]))
+    with pytest.raises(TensorMismatch, match="tokens_BT is on meta but the model is on cpu"):
+        MODEL(draw(1, 2).to("meta"))
