@@ -86,7 +86,7 @@ def packages(root: Path = ROOT) -> Finding:
 def model_source() -> Finding:
     """Where the reference model comes from, without converting or fetching anything."""
     from lecture_util.model import reference
-    from lecture_util.model.weights import WeightsError
+    from lecture_util.model.checkpoint import WeightsError
 
     if chosen := os.environ.get("LECTURE_MODEL"):
         return Finding("model", f"{chosen} ($LECTURE_MODEL)")

