@@ -76,7 +76,7 @@ class Cost:
 def matmul(B: Any, D: Any, F: Any, dtype_bytes: Any = 2) -> Cost:
     """Read x_BD and w_DF, multiply, write y_BF: B FLOPs a byte while B is far below D and F."""
     B, D, F = sizes(B=B, D=D, F=F)
-    width = _width(dtype_bytes)
+    width = _width(dtype_bytes)  # @inspect width
     return Cost(2 * B * D * F, width * (B * D + D * F), width * B * F)
 
 
@@ -107,8 +107,8 @@ def mlp(B: Any, T: Any, D: Any, F: Any, *, fusion: str = "unfused", dtype_bytes:
     trips = {"unfused": (1, 1), "write_only": (0, 1), "fused": (0, 0)}
     if fusion not in trips:
         raise ValueError(f"fusion is {fusion!r}: expected one of {', '.join(trips)}")
-    reads, writes = trips[fusion]
-    x_or_y, u_and_g = B * T * D, 2 * B * T * F
+    reads, writes = trips[fusion]  # @inspect reads, writes
+    x_or_y, u_and_g = B * T * D, 2 * B * T * F  # @inspect x_or_y, u_and_g
     width = _width(dtype_bytes)
     return Cost(
         flops=6 * B * T * D * F,
@@ -130,7 +130,7 @@ def attention(
     B, S, T, N, K, H = sizes(B=B, S=S, T=T, N=N, K=K, H=H)
     if not is_symbolic(N % K) and N % K:
         raise ValueError(f"K={K} does not divide N={N}: each KV head serves N/K query heads")
-    width = _width(dtype_bytes)
+    width = _width(dtype_bytes)  # @inspect width
     return Cost(
         flops=4 * B * N * H * _pairs(S, T, causal),
         bytes_read=width * (B * T * N * H + 2 * B * S * K * H),

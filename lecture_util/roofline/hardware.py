@@ -116,7 +116,8 @@ def _measured(device: str, threads: int) -> Accelerator:
     else:
         import psutil
 
-        name, memory_bytes = f"this CPU, {threads} threads", psutil.virtual_memory().total
+        name = f"this CPU, {threads} thread{'s' * (threads > 1)}"
+        memory_bytes = psutil.virtual_memory().total
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     rates = {label: _matmul_flops_per_s(dtype, device) for label, dtype in dtypes.items()}
     bandwidth = _copy_bytes_per_s(device)

@@ -16,18 +16,12 @@ from lecture_util.classroom.exercise import exercise
 )
 def _(answer, c):
     cases = [
-        {
-            "num_params": c.int(10**8, 10**11),
-            "bytes_per_weight": width,
-            "bandwidth_bytes_per_s": c.float(1e10, 1e13),
-        }
-        for width in (2, 4, 0.5)
+        (c.int(10**8, 10**11), bytes_per_weight, c.float(1e10, 1e13))
+        for bytes_per_weight in (2, 4, 0.5)
     ]
     c.like(
         answer,
-        lambda num_params, bytes_per_weight, bandwidth_bytes_per_s: (
-            bandwidth_bytes_per_s / (num_params * bytes_per_weight)
-        ),
+        lambda n, w, b: b / (n * w),
         cases,
         rtol=1e-9,
         wrong={
