@@ -178,7 +178,7 @@ def predicted_vs_measured(
     if (values > 0).all() and values.max() > 10 * values.min():
         ax.set_yscale("log")
         plain_log_ticks(ax.yaxis)
-    else:
+    elif ax.get_yscale() == "linear":  # an earlier call on the same axes may have made it log
         ax.set_ylim(bottom=0)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.legend()
