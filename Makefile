@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: lab test setup model notebooks figures doctor lint benchmark clean
+.PHONY: lab test setup model present rehearse notebooks figures doctor lint benchmark clean
 
 lab: setup model  ## set up, then open JupyterLab on notebook 00
 	$(BIN)/jupyter lab --ip=127.0.0.1 $(ROOT_FLAG) $(LAB_FLAGS) notebooks/00_start_here.ipynb
@@ -30,6 +30,12 @@ $(VENV)/ready: requirements.txt requirements-model.txt pyproject.toml lecture_ut
 	mkdir -p $(VENV)/share/jupyter/lab/settings
 	cp lecture_util/classroom/jupyterlab.json $(VENV)/share/jupyter/lab/settings/overrides.json
 	touch $@
+
+present: setup model  ## teach from a notebook: make present NB=03
+	$(BIN)/python -m lecture_util present $(NB) $(LAB_FLAGS)
+
+rehearse: setup model  ## before class: time every cell, measure every slide
+	$(BIN)/python -m lecture_util rehearse $(NB)
 
 notebooks: setup model  ## rebuild notebooks from solutions/*.py (NB="02 03" for some)
 	$(BIN)/python -m lecture_util build $(NB)

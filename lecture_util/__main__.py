@@ -1,4 +1,4 @@
-"""Command line of the course: `python -m lecture_util doctor | build | grade | figures | model`."""
+"""Command line of the course: `python -m lecture_util COMMAND`, one of those listed below."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ COMMANDS = {
     "doctor": ("lecture_util.classroom.doctor", "what this machine can do, and what is missing"),
     "build": ("lecture_util.classroom.build", "notebooks from their sources"),
     "grade": ("lecture_util.classroom.grade", "a folder of submissions"),
+    "present": ("lecture_util.classroom.present", "a notebook as slides, on the live kernel"),
+    "rehearse": ("lecture_util.classroom.rehearse", "time a notebook and measure its slides"),
     "figures": ("lecture_util.classroom.figures", "draw the figures of images/"),
     "model": ("lecture_util.model.weights", "fetch and convert the reference model"),
 }

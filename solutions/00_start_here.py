@@ -71,7 +71,7 @@ print(
 # yields tokens as they are made, and `stream_text` turns them into whole characters. Watch the
 # rhythm in which the words arrive: a short wait, then a steady beat. Notebook 01 gives both a name.
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 from lecture_util.model.generate import stream
 from lecture_util.model.tokenizer import chat, stream_text
 
@@ -118,7 +118,7 @@ print(f"{weight_bytes / 1e6:.0f} MB per token, so at most {most_tokens_per_s:.0f
 # %% [markdown]
 # And the measurement: the time of a step, several times over, with the prompt already in the cache.
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 from lecture_util.model.generate import prefill
 from lecture_util.roofline.timing import measure
 
@@ -147,7 +147,7 @@ guess.reveal(1 / step.median_s, predicted=most_tokens_per_s, low=slow, high=fast
 # Move the sliders: the same formula for other models and machines. No measurement is shown here,
 # only the bound.
 
-# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
+# %% tags=["hide-input", "nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 from lecture_util.classroom.figures import bars
 from lecture_util.model.config import PUBLISHED
 from lecture_util.roofline.accounting import weight_bytes as bytes_of
@@ -187,7 +187,7 @@ explore(bound, model=list(PUBLISHED), bytes_per_weight=[0.5, 1.0, 2.0, 4.0])
 # read once per token, over `bandwidth_bytes_per_s`. Return tokens per second.
 
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 def tokens_per_second(num_params, bytes_per_weight, bandwidth_bytes_per_s):
     """At most this many tokens a second for one user."""
     ### BEGIN SOLUTION
@@ -210,7 +210,7 @@ hint("0.1")
 # %% tags=["nbval-ignore-output"]
 status("00")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ## How grading works
 #
 # Every notebook is a test. From a terminal,

@@ -65,7 +65,7 @@ gpus = predict("H100s for 100 billion words a day, Llama-2-13B, 64 requests at a
 # tokens per second to GPUs. What one GPU delivers comes from a bound that notebook 03 derives:
 # every step reads all weights and all caches once.
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.model.config import PUBLISHED
 from lecture_util.roofline import ACCELERATORS, decode_step
 
@@ -81,7 +81,7 @@ tokens_per_s, needed, fits = gpus_needed(100e9, 4 / 3, "llama-2-13b", "h100", B=
 print(f"{tokens_per_s:,.0f} tokens/s")
 print(f"at least {alone:,.0f} H100s at B=1 and {needed:,.0f} at B=64, {alone / needed:.0f} x fewer")
 
-# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "fragment"}
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 gpus.reveal(predicted=needed)
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
@@ -109,7 +109,7 @@ def draw(billion_words_a_day, tokens_per_word, model, accelerator, busy):
     return bars(labels, [n for _, n, _ in rows], "GPUs", title=title, log=True).figure
 
 
-# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "fragment"}
+# %% tags=["hide-input", "nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 from ipywidgets import SelectionSlider
 
 explore(
@@ -135,7 +135,7 @@ explore(
 # %% [markdown]
 # Now on the real model, SmolLM2-135M-Instruct, in fp32.
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.model import generate
 from lecture_util.model.tokenizer import chat, encode
 from lecture_util.model.weights import load, load_tokenizer
@@ -172,7 +172,7 @@ def times_of(steps):
         return torch.tensor([watch.seconds for _ in steps], dtype=torch.float64)
 
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 times_of(generate.stream(model, prompt, 2))  # warm up
 times_s = times_of(generate.stream(model, prompt, 24))
 gaps_s = times_s.diff()
@@ -187,7 +187,7 @@ print(f"throughput  {len(times_s) / times_s[-1]:6.1f} tokens/s")
 # %% tags=["nbval-ignore-output"]
 print("prefill", measure(generate.prefill, model, [prompt], len(prompt) + 1, repeats=5))
 
-# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
+# %% tags=["hide-input", "nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 import matplotlib.pyplot as plt
 
 from lecture_util.classroom.figures import MEASURED, PREDICTED, caption, claim
@@ -202,7 +202,7 @@ claim(ax, f"The first token takes {times_s[0] / latency_s:.1f} x as long as each
 caption(ax, device=machine.name, dtype="fp32", shapes=f"B=1, {len(prompt)} tokens of prompt")
 plt.show()
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # **Read.** A bound is met from above, and the ratio tells what it leaves out: kernels that don't reach
 # the peaks, and hundreds of small operations between the large products. If you have a GPU, expect the
 # second to matter more for a model this small, and TTFT and latency to come closer together.
@@ -228,7 +228,7 @@ for B in (1, 8):
 # last token. Every request has at least two tokens.
 
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 def metrics(log):
     """(mean TTFT in s, mean latency in s/token, throughput in tokens/s)."""
     ### BEGIN SOLUTION
@@ -296,7 +296,7 @@ for T, score_s, gen_s in zip(lengths, score_bound_s, generate_bound_s, strict=Tr
 # %% [markdown]
 # **Measure.**
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 score, made = [], []
 for T in lengths:
     with torch.inference_mode():
@@ -310,7 +310,7 @@ ratio.reveal(measured=ratios[-1], predicted=generate_bound_s[-1] / score_bound_s
 print(f"scoring took {score[-1].median_s / score_bound_s[-1]:.1f} x its bound")
 print(f"generating took {made[-1].median_s / generate_bound_s[-1]:.1f} x its bound")
 
-# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
+# %% tags=["hide-input", "nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 _, ax = plt.subplots()
 runs = ((generate_bound_s, made, "o", "generate"), (score_bound_s, score, "s", "score"))
 for bound_s, timings, marker, label in runs:
@@ -326,14 +326,14 @@ claim(ax, "Scoring T tokens at once costs far less than making them one by one")
 caption(ax, device=machine.name, dtype="fp32", shapes="B=1; dashed: bounds")
 plt.show()
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # **Read.** The measured ratio differs from the bounds' as far as the two factors printed above differ.
 # The likely causes: products with one row reach less of the bandwidth than a plain copy, and each
 # step pays its small operations again. We haven't separated the two here; notebook 02 looks at the
 # first. The FLOPs are the same either way; what differs is how often the weights travel. So the
 # arithmetic units idle while generating. Their use, as a share of the measured peak:
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 flops = forward(config, 1, 64, 64).flops
 shares = [flops / t.median_s / machine.peak("fp32") for t in (score[-1], made[-1])]
 labels = ["scoring 64 at once", "generating 64"]
@@ -368,7 +368,7 @@ print("first token of a forged one that it would not have written:", agrees.inde
 # tokens may come out of one reading of the large model's weights: that is **speculative sampling**,
 # notebook 08.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ### Exercise 1.2: how much cheaper is checking than generating?
 # *12 minutes · a bound from two times, each the larger of two*
 #
@@ -467,7 +467,7 @@ print("the same 7 positions later:", sympy.simplify(score_ps - moved) == 0)
 # %% [markdown]
 # Only the distance p − s matters. The library's function does this for all H/2 pairs at once:
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.model.attention import apply_rope, rope_frequencies, rope_table
 
 frequencies = rope_frequencies(config)
@@ -501,7 +501,7 @@ assert torch.equal(q_BTKGH[:, :, 1, 2], q_BTNH[:, :, 1 * G + 2])
 # %% [markdown]
 # Score, mask, softmax, average: attention in four lines, equal to the library's fused one.
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.model.attention import attend
 
 with torch.inference_mode():
@@ -535,7 +535,7 @@ print("the block by hand equals model.blocks[0]")
 # %%
 print("head and embedding are one tensor:", model.head.weight is model.embed.weight)
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ### Exercise 1.3: give every query head its own KV head
 # *10 minutes · which query heads share a KV head*
 #
@@ -599,7 +599,7 @@ for name, shape in PUBLISHED.items():
 # correctly, norms included.
 
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 def colleagues_count(config):
     c = config
     attention = 2 * c.D * c.N * c.H + 2 * c.D * c.N * c.H  # q and out, k and v
@@ -639,7 +639,7 @@ for name, c in PUBLISHED.items():
     print(f"{name:14} {c.F / c.D:5.2f} {c.N * c.H / c.D:5.2f} {c.N // c.K:4}")
 print(f"{'DeepSeek-V2':14} {'':>5} {128 * 128 / 5120:5.2f}      (MLA: no KV heads to count)")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # - **F = 4D** holds for one of these, SmolLM2-1.7B. It comes from MLPs with two matrices: 2·D·4D = 8D².
 #   A gated MLP of that size has 3·D·F = 8D², so F = 8/3·D: Llama-2-7B and 13B and the two smaller
 #   SmolLM2 are near it. The others spend more on their MLPs.
@@ -696,7 +696,7 @@ print(f"ratio {measured / linear:.4f}")
 # **Read.** Close to 1, and what is left over is attention's: 4·T·S·N·H in each layer, two products of
 # queries with keys and of weights with values. With it the formula is exact:
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.roofline import forward_flops
 
 attention_flops = 4 * 64 * 64 * config.N * config.H * config.L
@@ -759,7 +759,7 @@ llama = PUBLISHED["llama-2-13b"]
 share = llama.V * llama.D / num_params(llama)
 print(f"Llama-2-13B: {share:.1%} of the parameters are an embedding that is only looked up")
 
-# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
+# %% tags=["hide-input", "nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 contexts = [2**k for k in range(6, 18)]
 _, ax = plt.subplots()
 for name in ("smollm2-135m", "llama-3-8b", "llama-2-13b"):
@@ -774,7 +774,7 @@ claim(ax, "Attention is a small share of the FLOPs until contexts get long")
 caption(ax, shapes="one new token, matrix products only", source="formula; shapes: litgpt")
 plt.show()
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # > **Erratum.** "A pass is O(T²)" is true as T grows without end, and misleads at the lengths most
 # > prompts have: the linear layers' O(T) dominates. And a causal mask needs only half of the T²
 # > scores, if the kernel skips the others.
@@ -795,7 +795,7 @@ for T in (64, 512, 4096, 32768):
 # config. It need not be whole.
 
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 def balanced_context(config):
     """The S at which attention and weights cost a token the same FLOPs."""
     c = config
@@ -832,7 +832,7 @@ print(f"{3 * trained_tokens / served_a_day:.0f} days, were both about one model"
 # accelerator time as training on `trained_tokens` did?
 
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 def break_even_days(trained_tokens, served_a_day, train_utilization, serve_utilization):
     """Days until serving has taken as much accelerator time as training."""
     ### BEGIN SOLUTION
@@ -879,7 +879,7 @@ check("1.6", break_even_days)
 # %% tags=["nbval-ignore-output"]
 status("01")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ## Papers and sources
 #
 # - *Inference*, Stanford CS336, spring 2025, lecture 10: order and claims of this notebook.

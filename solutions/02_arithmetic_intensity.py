@@ -25,7 +25,7 @@ from lecture_util.roofline.accounting import Cost, attention, crossover_batch, m
 
 use_style()
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ## The machine, one core at a time
 #
 # On a CPU we measure with **one thread**. A roofline holds for a core as it does for a whole chip,
@@ -75,7 +75,7 @@ def rows(B):
     return torch.randn(B, D_in, dtype=model.dtype, device=model.device)
 
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 one, eight = (measure(layer, rows(B), repeats=9, warmup=3) for B in (1, 8))
 print(f"1 row {one}\n8 rows {eight}")
 guess.reveal(eight.best_s / one.best_s)
@@ -115,7 +115,7 @@ flops, bytes_moved
 # From here on `lecture_util.roofline.matmul` keeps the accounts: a `Cost` that holds FLOPs, bytes
 # read and bytes written, in numbers or in symbols.
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from torch.utils.flop_counter import FlopCounterMode
 
 x_BD, w_DF = torch.ones(3, 5, dtype=torch.bfloat16), torch.ones(5, 7, dtype=torch.bfloat16)
@@ -153,7 +153,7 @@ limit = intensity.subs({D: c * B, F: c * B}).limit(c, sympy.oo).simplify()
 assert limit == B
 limit
 
-# %% [markdown] slideshow={"slide_type": "fragment"}
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # **A matmul does about B FLOPs a byte.** $W$ is read once, and each of the $B$ rows uses it.
 
 # %% [markdown]
@@ -210,7 +210,7 @@ print(f"{h100.ridge():.1f} with {h100.peak() / 1e12} TFLOP/s")
 # %% [markdown]
 # Other accelerators, by the data sheet and dense. The T4 has no bf16, so it is listed in fp16.
 
-# %% slideshow={"slide_type": "subslide"} tags=["nbval-ignore-output"]
+# %% slideshow={"slide_type": "subslide"} tags=["hide-input", "nbval-ignore-output"]
 from lecture_util.classroom.figures import bars, caption
 
 table = {
@@ -224,7 +224,7 @@ ax = bars(
 )  # fmt: skip
 plt.show()
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # A ridge is no mark of quality. It says what a chip needs to be fed: the H200 computes as fast as
 # the H100 and reads faster, so its ridge is *lower*, and more work runs at its full speed.
 
@@ -245,7 +245,7 @@ print(f"H100 {h100.ridge():.0f}, H200 {h200.ridge():.0f}")
 #
 # That is the **roofline**. Plotted as FLOP/s against intensity it is a slope, then a flat roof.
 
-# %% slideshow={"slide_type": "subslide"}
+# %% slideshow={"slide_type": "subslide"} tags=["hide-input"]
 from lecture_util.classroom.figures import PREDICTED, label_points, roofline
 
 ax = roofline(
@@ -302,7 +302,7 @@ assert sympy.simplify(solution - crossover_batch(D, F, R)) == 0
 assert sympy.simplify(1 / solution - (1 / R - 1 / D - 1 / F)) == 0
 solution
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 for peak in (989e12, 989.5e12):
     exact = crossover_batch(5120, 13824, peak / 3.35e12)
     assert math.ceil(exact) == 321
@@ -324,7 +324,7 @@ for name, (d, f) in shapes.items():
     enough = f"B ≥ {math.ceil(exact)}" if exact < math.inf else "no batch is enough"
     print(f"{name:20} {d} × {f}: {enough}")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ### Exercise 2.2: find the mistake
 # *8 minutes · asking when a limit holds*
 #
@@ -376,7 +376,7 @@ ax = roofline(here, dtype, points, title="More rows, more FLOP/s, until the roof
 caption(ax, device=here.name, dtype=dtype, shapes=f"D={D_in}, F={F_out}; fastest of 5")
 plt.show()
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # **Read.** The shape is the roofline's: a slope, a knee near the ridge, a roof. The points lie below
 # it, usually most of all at the knee. Two causes can be told apart.
 #
@@ -455,7 +455,7 @@ bytes_moved += 2 * B * T * F  # 6. write g_BTF
 flops += 2 * B * T * D * F  # 7. y_BTD = (SiLU(g_BTF) * u_BTF) @ down_FD
 bytes_moved += 2 * B * T * D  # 8. write y_BTD
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 assert flops == 6 * B * T * D * F
 assert bytes_moved == 4 * B * T * D + 4 * B * T * F + 6 * D * F
 intensity = (flops / bytes_moved).simplify()
@@ -473,7 +473,7 @@ intensity, limit
 #
 # The limit is $B \cdot T$ in each case, since for small $B \cdot T$ the weights are all that counts.
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 for fusion in ("unfused", "write_only", "fused"):
     cost = mlp(B, T, D, F, fusion=fusion)
     assert cost.flops == flops
@@ -573,7 +573,7 @@ assert torch.allclose(ours_BKGH.flatten(1, 2), theirs_BTNH[:, 0], atol=1e-6)
 # **Predict**: bytes over bandwidth. The MLP's bytes hardly depend on $B$, attention's are
 # proportional to it. Which one takes longer at $B=8$?
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 from lecture_util.model.transformer import Block
 
 context = 2048
@@ -593,7 +593,7 @@ expected = {
 for name, costs in expected.items():
     print(f"{name:9}", ", ".join(f"{k.bytes / 1e6:.0f} MB" for k in costs), "for B =", users)
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 like = {"dtype": model.dtype, "device": model.device}
 k_LBKSH = torch.ones(layers, users[-1], shape.K, context, shape.H, **like)
 v_LBKSH = torch.ones_like(k_LBKSH)
@@ -618,7 +618,7 @@ measured = {
 for name, seconds in measured.items():
     print(f"{name:9} of {users[-1]} sequences: {seconds[-1] / seconds[0]:.1f}× the time of one")
 
-# %% slideshow={"slide_type": "subslide"} tags=["nbval-ignore-output"]
+# %% slideshow={"slide_type": "subslide"} tags=["hide-input", "nbval-ignore-output"]
 from lecture_util.classroom.figures import CACHE, WEIGHTS
 
 fig, ax = plt.subplots()
@@ -635,7 +635,7 @@ ax.legend()
 caption(ax, device=here.name, dtype=dtype, shapes=f"S={context}, {layers} layers; fastest of 5")
 plt.show()
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # **Read.** The MLPs' time is spread over all sequences, so each one's share falls. Attention's share
 # stays: twice the sequences, twice the time. Where the two lines cross, caches cost as much as
 # weights; beyond, the batch is no longer the lever, the cache is (notebook 04).
@@ -666,7 +666,7 @@ in_generation
 # its queries come from more positions or from more heads. For long contexts the intensity tends to
 # $G$; at $S=4096$ it is nearly there:
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 for name in ("llama-2-13b", "smollm2-135m", "llama-3-8b", "llama-3-70b"):
     heads = PUBLISHED[name]
     at_4096 = attention(1, 4096, 1, heads.N, heads.K, heads.H).intensity
@@ -697,7 +697,7 @@ for kv_heads in sorted({shape.N, 8 if on_gpu else shape.K, 1}, reverse=True):
 # ("absorbed"), DeepSeek-V2's 128 heads share *one* vector of 512 + 64 numbers a position, which
 # serves as key (all 576) and as value (512 of them):
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 heads, latent, rope_part = 128, 512, 64  # DeepSeek-V2, arXiv:2405.04434
 flops_per_key = 2 * heads * (latent + rope_part) + 2 * heads * latent
 bytes_per_key = 2 * (latent + rope_part)
@@ -755,7 +755,7 @@ assert attention(1, 1181, 1181, 40, 40, 128, causal=True).bound(h100) == "comput
 assert attention(1, 1180, 1180, 40, 40, 128, causal=True).bound(h100) == "memory"
 print(f"S ≥ {math.ceil(4 * h100.ridge() - 1)} with the mask, {math.ceil(2 * h100.ridge())} without")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # **Tiles read K and V again.** On the chip there is room for a tile of $Q$, not for all of it, and
 # each tile of queries streams through all keys and values. If every such pass went to memory, the
 # intensity would be bounded by the tile, however long the prompt:
@@ -775,7 +775,7 @@ sympy.simplify(flops / bytes_moved)
 # **The linear layers come first.** Attention's share of a pass grows with $T$; that of the linear
 # layers does not, and it starts far ahead. In Llama-2-13B, per token and layer:
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 linear = 2 * (2 * config.D * config.N * config.H + 2 * config.D * config.K * config.H)
 linear += 2 * 3 * config.D * config.F
 per_key = 4 * config.N * config.H
@@ -796,7 +796,7 @@ print(f"or over a causal prompt of {2 * linear // per_key - 1:,} tokens")
 # `(flops, bytes)`: K and V read once, Q read, the output written.
 
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 def gqa_cost(B, S, T, N, K, H):
     """FLOPs and bytes of causal attention, as a tuple."""
     ### BEGIN SOLUTION
@@ -847,7 +847,7 @@ for stage, batch, new, seen in [
     lines.append(f"| {stage} | {batch} | {new} | {' | '.join(cells)} |")
 Markdown("\n".join(lines))
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # The usual summary is "prefill is compute-limited, generation is memory-limited". As a rule of thumb
 # it is good. In full:
 #
@@ -857,7 +857,7 @@ Markdown("\n".join(lines))
 #   so concurrent requests help. In **attention** it is $S G/(S+G)$, at most $G$: no number of requests
 #   helps, but sharing keys among queries does.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ### Exercise 2.5: memory or compute?
 # *8 minutes · sorting workloads without a calculator*
 #
@@ -893,7 +893,7 @@ check("2.5", limits)
 # Move $B$, then $T$, and watch the MLP climb. Switch to attention: now $B$ does nothing; $T$ and $G$
 # do. Choose another accelerator and see the ridge move under a point that stays.
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 from lecture_util.classroom.widgets import roofline_explorer
 
 roofline_explorer()
@@ -910,7 +910,7 @@ roofline_explorer()
 # %% tags=["nbval-ignore-output"]
 status("02")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ## Papers and sources
 #
 # - The lecture: Stanford CS336, *Language Modeling from Scratch*, spring 2025, lecture 10, *Inference*:

@@ -14,7 +14,7 @@
 # 4. turn bytes into latency and throughput, for Llama-2-13B on an H100 and for your own machine;
 # 5. decide between a large and a small batch, and between copies and shards of a model.
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 import matplotlib.pyplot as plt
 import sympy
 import torch
@@ -53,7 +53,7 @@ print(f"{machine.name}: {bandwidth / 1e9:.1f} GB/s, {peak / 1e9:,.0f} GFLOP/s in
 # up; and if a cache keeps what was computed, each token needs to pass once only. The last new token
 # never passes: nobody asks what follows it.
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 P, n, t = sympy.symbols("P n t", positive=True)
 naive_tokens = sympy.expand(sympy.summation(P + t, (t, 0, n - 1)))
 cached_tokens = P + n - 1
@@ -103,7 +103,7 @@ pass_flops = 2 * linear_weights(shape) * t + scores + 2 * shape.D * shape.V
 library_flops = forward_flops(shape, 1, t, t, causal=True, logits_for=1)
 assert sympy.expand(pass_flops - library_flops) == 0
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # Now generate $n$ tokens from a prompt of one. Naively, passes of length $1, 2, \dots, n$ add up. With
 # a cache, step $t$ passes one token that looks at $t$ positions. We leave the head out: both pay it
 # once a step.
@@ -128,7 +128,7 @@ for flops in (naive_flops, cached_flops):
 crossing = sympy.solve(sympy.Eq(M * n**2, sympy.Rational(2, 3) * A * n**3), n)
 print("cubic term wins from n =", crossing[0])
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.model.config import PUBLISHED
 
 print("shape          cubic wins from   context")
@@ -139,7 +139,7 @@ for name, c in PUBLISHED.items():
     print(f"{name:<14} {n_cubic:>10,.0f}   {c.max_context:>12,}")
 assert longer_context == ["qwen2.5-0.5b"]
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # > **Erratum.** One often reads that a forward pass is $O(T^2)$, so that generating $T$ tokens naively
 # > is $O(T^3)$. True as a limit. But within the context that these models were trained for, the
 # > $O(T)$ work of the linear layers dominates a pass in all but one of the ten shapes, and naive
@@ -169,7 +169,7 @@ def naive_step(t):
     return model.head(model.features(tokens_BT[:, :t])[:, -1])
 
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 def decode_stepper(B, S):
     """A function that runs one decode step of B sequences with S cached positions each."""
     cache = KVCache(config, B, S + 1, model.dtype, model.device)
@@ -196,7 +196,7 @@ slower = predict("A naive step at 256 tokens takes how many times a cached step?
 # all weights to do very little with them. Notebook 02's roofline, the longer of computing and reading,
 # predicts both:
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.roofline import forward, measure
 
 WIDTH = 4  # bytes of an fp32 number
@@ -218,7 +218,7 @@ print(f"predicted at 256: {naive_predicted[-1] / cached_predicted[-1]:.1f} times
 # %% [markdown]
 # **Measure.**
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 with torch.inference_mode():
     naive_runs = [measure(naive_step, t, repeats=3) for t in lengths]
     cached_runs = [measure(decode_stepper(1, t - 1), repeats=7) for t in lengths]
@@ -229,7 +229,7 @@ for t, a, b in zip(lengths, naive_runs, cached_runs, strict=True):
 ratios = [a.median_s / b.median_s for a, b in zip(naive_runs, cached_runs, strict=True)]
 slower.reveal(ratios[-1], predicted=naive_predicted[-1] / cached_predicted[-1])
 
-# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
+# %% tags=["hide-input", "nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 ax = None
 for name, runs, predicted in [
     ("naive", naive_runs, naive_predicted),
@@ -247,7 +247,7 @@ claim(ax, "A naive token costs more the longer the text")
 caption(ax, device=machine.name, dtype="fp32", shapes="SmolLM2-135M, B=1")
 plt.show()
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # **Read.** Two different laws, one for each curve.
 #
 # - *Naive* rises with length once there are enough tokens to keep the arithmetic units busy: it waits
@@ -332,7 +332,7 @@ print("old queries needed: none; old keys and values needed:", tuple(k_BSKH.shap
 # layer its input, and with it its key and value, are the same whether or not more tokens follow. On
 # the real model, after 5 tokens and after 9:
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 short, long = (KVCache(config, 1, 9, model.dtype, model.device) for _ in range(2))
 with torch.inference_mode():
     model(tokens_BT[:, :5], short)
@@ -374,7 +374,7 @@ class GrowingCache:
         self.length += T
 
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # If it is right, then it cannot matter where we cut a text: in one go, token by token, or anyhow. The
 # last position's logits must agree with those of the uncached model, for our class and for the
 # library's `KVCache`:
@@ -424,7 +424,7 @@ with torch.inference_mode():
 assert text == prompt + generate(model, [prompt], 12)[0]
 print(tokenizer.decode(text))
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # This is also why the first token takes longer than the others: nothing is cached yet, so its step is
 # the prefill of the whole prompt. (Our loop runs one step too many, for a thirteenth token that nobody
 # reads. The library's doesn't.)
@@ -482,7 +482,7 @@ check("3.2", decode_attention)
 #
 # The tensors themselves agree:
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.roofline import kv_bytes_per_token, kv_cache_bytes
 
 cache = KVCache(PUBLISHED["smollm2-135m"], B=4, capacity=100, dtype=torch.bfloat16)
@@ -495,7 +495,7 @@ print(f"{cache.nbytes:,} bytes, {cache.nbytes // 400:,} a token")
 # %% [markdown]
 # How long must one sequence be until its cache is as large as all the weights? In 16 bits:
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.roofline import format_bytes, weight_bytes
 
 print("shape          weights    a token      as large as the weights at")
@@ -503,7 +503,7 @@ for name, c in PUBLISHED.items():
     w, each = weight_bytes(c), kv_bytes_per_token(c)
     print(f"{name:<14} {format_bytes(w):>9} {each:>9,} B {w // each:>13,} tokens")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # One long conversation with Llama-2-7B, or a few dozen ordinary ones, weigh as much as the model. That
 # is what "gigabytes" means when a slide says it. Shapes: Lightning-AI/litgpt, `litgpt/config.py`.
 #
@@ -520,7 +520,7 @@ for name, c in PUBLISHED.items():
     assert often_said / right == c.G  # since D = N*H = G*K*H in all of these
     print(f"{name:<14} {often_said:>14,} B {right:>9,} B {often_said // right:>8} x")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ### Exercise 3.3: repair the cache formula
 # *8 minutes · finding the mistake*
 #
@@ -573,7 +573,7 @@ throughput = B / latency  # @inspect throughput
 # A step gives one token to *each* of $B$ sequences, so throughput is $B$ over latency. The library's
 # `decode_step` is the same algebra:
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.roofline import decode_step, num_params
 
 library = decode_step(shape, B, S, memory_bandwidth)
@@ -602,7 +602,7 @@ print("ms    ", sympy.N(1e3 * latency_of_B.expand(), 4))
 # **Predict** before you run the next cell: from one sequence to 64, what happens to latency, and what
 # to throughput? And from 64 to 256?
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.roofline import ACCELERATORS
 
 h100 = ACCELERATORS["h100"]
@@ -623,7 +623,7 @@ for few, many in [(1, 64), (64, 256)]:
     print(f"B={few} -> {many}: latency x {ms[1] / ms[0]:.1f}, "
           f"throughput x {many / few * ms[0] / ms[1]:.1f}")  # fmt: skip
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # At $B = 64$ a user waits three times as long for a token, and the machine makes 21.6 times as many. At
 # $B = 256$ it doesn't fit into 80 GB any more; and if it did, latency would triple again for only a
 # third more throughput.
@@ -635,7 +635,7 @@ for few, many in [(1, 64), (64, 256)]:
 # > throughput. For the same reason less memory means *lower* latency, though the opposite is sometimes
 # > said, and higher throughput.
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 smaller = decode_step(llama, 64, 512, h100)  # half the context, so half the cache
 assert smaller.latency_s < decode_step(llama, 64, 1024, h100).latency_s
 left_over = h100.memory_bytes - decode_step(llama, 64, 1024, h100).memory_bytes
@@ -660,7 +660,7 @@ for batch in (1, 64, 256):
 # > tied to the head, as in SmolLM2, it is read whole after all, as the head. The figures above keep the
 # > simpler count.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ### Exercise 3.4: two batch sizes that matter
 # *8 minutes · solving the memory equation for B*
 #
@@ -704,7 +704,7 @@ assert sympy.simplify(rate - ceiling * B / (B + half)) == 0
 # throughput for almost no latency: all share one read of the weights. Once $B \gg W/C$, doubling the
 # batch doubles the latency for almost no throughput: everybody brings their own cache.
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 values = {W: weight_bytes(llama), C: kv_cache_bytes(llama, 1, 1024), memory_bandwidth: 3.35e12}
 print(
     f"ceiling {float(ceiling.subs(values)):,.0f} tokens/s, half at B = {float(half.subs(values)):.1f}"
@@ -726,7 +726,7 @@ x, y = [1e3 * s.latency_s for s in steps], [s.throughput_tokens_per_s for s in s
 fitting = sum(s.fits for s in steps)
 print("largest of these that fits: B =", batches[fitting - 1])
 
-# %% slideshow={"slide_type": "subslide"}
+# %% slideshow={"slide_type": "subslide"} tags=["hide-input"]
 from lecture_util.classroom.figures import INK, MUTED, PREDICTED, label_points
 
 _, ax = plt.subplots(figsize=(7, 3.5))
@@ -742,7 +742,7 @@ ax.legend(loc="lower right")
 caption(ax, device="H100 SXM, at best", dtype="bf16", shapes="Llama-2-13B, S=1,024")
 plt.show()
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # Move the sliders: another model, another machine, longer contexts, fewer bits. Find a setting where
 # a larger batch is nearly free, and one where it is nearly useless.
 
@@ -776,7 +776,7 @@ for batch in (1, 64, 256, 4096):
 # With multi-head attention and a thousand tokens of context, more users never make this step wait for
 # arithmetic. What helps is a smaller cache, and that is notebook 04.
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ### Exercise 3.5: another machine, another dtype
 # *10 minutes · predicting a latency from shapes and a data sheet*
 #
@@ -830,7 +830,7 @@ for b, s, cost in zip(own_batches, roofline_s, own_costs, strict=True):
 # This CPU or GPU has a ridge of its own. Where its peak is low for its bandwidth, a batch of 16 or 32
 # already waits for computing, unlike on an H100. **Measure:**
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 with torch.inference_mode():
     own_runs = [measure(decode_stepper(b, context - 1), repeats=5) for b in own_batches]
 for b, run, least in zip(own_batches, own_runs, roofline_s, strict=True):
@@ -850,7 +850,7 @@ claim(ax, f"{own_batches[-1]} sequences cost {own_ms[-1] / own_ms[0]:.1f} times 
 caption(ax, device=machine.name, dtype="fp32", shapes=f"SmolLM2-135M, S={context}")
 plt.show()
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # **Read.** The measurement lies above the bound. Three causes can be told apart by measuring each.
 #
 # *Cause 1: everything that isn't a large matrix.* A model with the same number of layers and widths of
@@ -873,7 +873,7 @@ print(f"{config.L} layers of nothing: {overhead}; {100 * share:.0f}% of a step a
 # matrix times a matrix, and the two are different routines, at different fractions of the copy
 # bandwidth. The LM head alone, a single matrix too large for any cache on the chip:
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 head_bytes = model.head.weight.nbytes
 with torch.inference_mode():
     for b in own_batches:
@@ -889,7 +889,7 @@ with torch.inference_mode():
 # *Cause 3: computing.* What is left grows with $B$. A straight line through the larger batches splits a
 # step into a part that is paid once and a part that each sequence adds:
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 import numpy as np
 
 each, once = np.polyfit(own_batches[1:], [run.median_s for run in own_runs[1:]], 1)
@@ -968,7 +968,7 @@ for length in (16, 128, 1024, 4096):
 #
 # **Measure** it here, as a user sees it: from the call to the first token out of `stream`.
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 from lecture_util.model.generate import stream
 
 prompt_lengths = [8, 32, 128, 256]
@@ -989,7 +989,7 @@ claim(ax, "The first wait grows with the prompt")
 caption(ax, device=machine.name, dtype="fp32", shapes="SmolLM2-135M, B=1")
 plt.show()
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # **Read.** Short prompts wait for the weights, as a decode step does, and so they cost nearly the same
 # whatever their length. Past the ridge the line turns up. A ratio that falls as the prompt grows
 # tells that larger matrices are computed at a better rate.
@@ -1014,7 +1014,7 @@ print("together over one by one:", sympy.limit(together / one_by_one, B, sympy.o
 # prefill, for the sake of TTFT; large batches for generation, for throughput.** Measured, for four
 # prompts of 64 tokens:
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 from lecture_util.model.generate import prefill
 
 batch_of = {b: [words[:64]] * b for b in (1, 4)}
@@ -1056,7 +1056,7 @@ alone = [generate(model, [p], 8)[0] for p in prompts]
 assert together == alone
 print("rows equal to one at a time:", [a == b for a, b in zip(together, alone, strict=True)])
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # And to show that leftovers are never looked at, we overwrite all of them with a thousand:
 
 
@@ -1103,7 +1103,7 @@ def group_of(accelerator, M):
     )
 
 
-# %% slideshow={"slide_type": "subslide"}
+# %% slideshow={"slide_type": "subslide"} tags=["hide-input"]
 def two_plans(c, each, M, S=1024):
     """M copies that serve `each` sequences apiece; M shards that serve all of them."""
     copy, shards = decode_step(c, each, S, h100), decode_step(c, M * each, S, group_of(h100, M))
@@ -1120,7 +1120,7 @@ for name, each in [("llama-2-13b", 16), ("llama-2-70b", 16)]:
     for devices in (2, 4, 8):
         two_plans(PUBLISHED[name], each, devices)
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # Copies: latency the same, throughput times $M$. Shards at the same load: latency falls, and throughput
 # rises even more, since the weights are read once for the group and not once for each device. A 70B
 # model in 16 bits doesn't fit on one H100 at all: for it sharding is not a choice.
@@ -1164,7 +1164,7 @@ check("3.6", copies_or_shards)
 # %% [markdown]
 # What decides it? Subtract one latency from the other: the caches cancel, and the batch with them.
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 num_devices, sync = sympy.symbols("M t_sync", positive=True)
 copies_latency = (W + B / num_devices * C) / memory_bandwidth
 sharded_latency = (W + B * C) / num_devices / memory_bandwidth + 2 * L * sync
@@ -1195,7 +1195,7 @@ def draw_plans(model="llama-2-13b", devices=8, sequences_each=16, wait_us=10):
     return bars(labels, times_ms, "ms a token, at least", title=title).figure
 
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 shapes = ["smollm2-1.7b", "llama-2-7b", "llama-2-13b", "llama-2-70b"]
 load = {"devices": [1, 2, 4, 8], "sequences_each": [1, 4, 16, 64]}
 explore(draw_plans, model=shapes, **load, wait_us=(0, 60, 5))
@@ -1219,7 +1219,7 @@ explore(draw_plans, model=shapes, **load, wait_us=(0, 60, 5))
 # %% tags=["nbval-ignore-output"]
 status("03")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ## Papers and sources
 #
 # - Stanford CS336, spring 2025, lecture 10, *Inference*: the order of this notebook, the step-time

@@ -1,7 +1,8 @@
 """The predict-then-measure cell: put a number on it first, then see how far off you were.
 
 `predict(...)` asks; `.reveal(...)`, after the measurement, shows guess, prediction and measurement
-in one plot. Both work without a front end, where nobody can type: they say "no guess entered".
+in one plot. One reader enters one guess; a room enters many, each with Enter or a click. Both work
+without a front end, where nobody can type: they say "no guess entered".
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import ipywidgets as widgets
-import matplotlib.pyplot as plt
 from IPython import get_ipython
 from IPython.display import display
-from matplotlib.ticker import MaxNLocator
 
+from lecture_util.classroom import reveal
 from lecture_util.classroom.figures import style
-from lecture_util.classroom.figures.plots import plain_log_ticks
+
+SNUG = {"width": "auto"}
 
 
 class Form(widgets.VBox):
@@ -49,6 +50,7 @@ class Prediction:
         Raises: ValueError if it is not a number, or not one of the choices.
         """
         self.guesses.append(self._valid(guess))
+        self._count()
 
     def _valid(self, guess: Any) -> Any:
         if self.choices is not None:
@@ -63,35 +65,65 @@ class Prediction:
             raise ValueError(f"{guess!r} is not a number: type digits, for example 25 or 1.5e3")
         return value
 
-    def _form(self) -> widgets.Widget:
-        """The question, a box or a list to answer in, and a line that says what was understood."""
+    def _form(self) -> Form:
+        """The question, a box or buttons to answer with, how many have answered, and an undo."""
         title = widgets.HTML(f"<b>Predict.</b> {html.escape(self.question)}")
-        note = widgets.HTML("")
+        self.note = widgets.HTML("")
+        self.undo = widgets.Button(
+            description="undo", tooltip="take the last guess back", layout=SNUG, disabled=True
+        )
+        self.undo.on_click(self._take_back)
         if self.choices is None:
-            entry = widgets.Text(
-                placeholder=f"your guess, {self.unit}" if self.unit else "your guess",
+            self.entry = widgets.Text(
+                placeholder=f"{self.unit}, then Enter" if self.unit else "then Enter",
                 description="Your guess",
                 continuous_update=False,
             )
+            self.entry.style.description_width = "6em"
+            self.entry.observe(self._entered, names="value")
+            answers = [self.entry]
         else:
-            entry = widgets.RadioButtons(options=self.choices, value=None, description="Your guess")
-        entry.style.description_width = "6em"
+            self.buttons = {c: widgets.Button(layout=SNUG) for c in self.choices}
+            for choice, button in self.buttons.items():
+                button.on_click(lambda _, choice=choice: self._take(choice))
+            answers = list(self.buttons.values())
+        self._count()
+        box = widgets.HBox([*answers, self.undo, self.note])
+        box.layout = widgets.Layout(flex_flow="row wrap", align_items="center")
+        return Form([title, box])
 
-        def answered(change: dict) -> None:
-            given = change["new"]
-            self.guesses.clear()
-            if given is None or not str(given).strip():
-                note.value = ""
-                return
-            try:
-                self.add(given)
-                note.value = f"Noted: <b>{html.escape(self._show(self.guesses[-1]))}</b>"
-            except ValueError as error:
-                note.value = f'<span style="color:#B00020">{html.escape(str(error))}</span>'
+    def _entered(self, change: dict) -> None:
+        given = change["new"].strip()
+        if given and self._take(given):
+            self.entry.value = ""  # ready for the next one
 
-        entry.observe(answered, names="value")
-        self.entry, self.note = entry, note
-        return Form([title, widgets.HBox([entry, note])])
+    def _take(self, guess: Any) -> bool:
+        try:
+            self.add(guess)
+        except ValueError as error:
+            self._say(str(error), color="#B00020")
+            return False
+        return True
+
+    def _take_back(self, _button: object) -> None:
+        del self.guesses[-1:]
+        self._count()
+
+    def _count(self) -> None:
+        """Show how many guesses there are, and the last, so that a slip is seen."""
+        count = len(self.guesses)
+        self.undo.disabled = not count
+        if self.choices is not None:
+            for choice, button in self.buttons.items():
+                votes = self.guesses.count(choice)
+                button.description = f"{choice} ({votes})" if votes else str(choice)
+        last = self._show(self.guesses[-1]) if count else ""
+        self._say(f"{count} guess{'es' * (count > 1)}, the last: {last}" if count else "")
+
+    def _say(self, text: str, color: str = "inherit") -> None:
+        self.note.value = (
+            f'<span role="status" style="color:{color}">{html.escape(text)}</span>' if text else ""
+        )
 
     def _show(self, value: Any) -> str:
         if self.choices is not None or isinstance(value, str):
@@ -117,8 +149,14 @@ class Prediction:
             print(f"{self.question}: no guess entered, not measured here")
             return
         print(self._verdict(measured, predicted))
-        self._plot(measured, predicted, low, high)
-        plt.show()
+        rows = [("measured", measured), ("predicted", predicted)]
+        reveal.numbers(
+            self.question,
+            self.unit,
+            self.guesses,
+            {name: value for name, value in reversed(rows) if value is not None},
+            (low, high) if low is not None and high is not None else None,
+        )
 
     def _verdict(self, measured: float | None, predicted: float | None) -> str:
         parts = []
@@ -146,48 +184,6 @@ class Prediction:
             )
         return "; ".join(parts)
 
-    def _plot(
-        self, measured: float | None, predicted: float | None, low: float | None, high: float | None
-    ) -> None:
-        style.use_style()
-        rows: list[tuple[str, list[float], str, str]] = []
-        if self.guesses:
-            name = "your guess" if len(self.guesses) == 1 else f"{len(self.guesses)} guesses"
-            rows.append((name, self.guesses, style.GUESS, "D"))
-        if predicted is not None:
-            rows.append(("predicted", [predicted], style.PREDICTED, "s"))
-        if measured is not None:
-            rows.append(("measured", [measured], style.MEASURED, "o"))
-        fig, ax = plt.subplots(figsize=(7.5, 1.3 + 0.55 * len(rows)))
-        for y, (_, values, color, marker) in enumerate(rows):
-            ax.plot(values, [y] * len(values), marker, color=color, ms=11, zorder=4)
-            if len(values) == 1:
-                ax.annotate(self._show(values[0]), (values[0], y), xytext=(11, 0), va="center",
-                            textcoords="offset points", color=style.INK, zorder=5,
-                            path_effects=style.HALO)  # fmt: skip
-        if predicted is not None:
-            ax.axvline(predicted, ls="--", color=style.PREDICTED, zorder=2)
-        if measured is not None:
-            ax.axvline(measured, ls="-", color=style.MEASURED, zorder=2)
-            if low is not None and high is not None:
-                ax.axvspan(low, high, color=style.tint(style.MEASURED), lw=0, zorder=1)
-        ax.set_yticks(range(len(rows)), [name for name, *_ in rows])
-        ax.set(ylim=(len(rows) - 0.5, -0.5), xlabel=self.unit or "value")
-        ax.grid(axis="y", visible=False)
-        ax.tick_params(axis="y", length=0)
-        values = [value for _, group, *_ in rows for value in group]
-        values += [edge for edge in (low, high) if edge is not None]
-        smallest, largest = min(values), max(values)
-        if smallest > 0 and largest > 10 * smallest:
-            ax.set_xscale("log")
-            reach = largest / smallest
-            ax.set_xlim(smallest / reach**0.08, largest * reach**0.35)
-            plain_log_ticks(ax.xaxis)
-        else:
-            ax.set_xlim(min(0, smallest * 1.1), max(largest * 1.3, 0) or 1)
-        style.claim(ax, self.question)
-        fig.align_labels()
-
     def _reveal_choice(self, right: Any) -> None:
         if right is not None and right not in self.choices:
             raise ValueError(f"{right!r} is not a choice: reveal one of {self.choices}")
@@ -199,22 +195,7 @@ class Prediction:
         else:
             hits = sum(guess == right for guess in self.guesses)
             print(f"{hits} of {len(self.guesses)} chose {right}, which is right")
-        counts = [self.guesses.count(choice) for choice in self.choices]
-        style.use_style()
-        _, ax = plt.subplots(figsize=(7.5, 1.2 + 0.5 * len(self.choices)))
-        rows = range(len(self.choices))
-        colors = [style.MEASURED if choice == right else style.MUTED for choice in self.choices]
-        names = [f"{c}  ✓" if c == right else str(c) for c in self.choices]
-        ax.barh(rows, counts, color=colors, height=0.6)
-        for label, color in zip(ax.set_yticks(rows, names), colors, strict=True):
-            label.label1.set_color(color)
-        ax.invert_yaxis()
-        ax.grid(visible=False)
-        ax.set_xlim(0, max([*counts, 1]) * 1.1)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.set_xlabel("guesses" if self.guesses else "guesses (none entered)")
-        style.claim(ax, self.question)
-        plt.show()
+        reveal.choices(self.question, self.choices, self.guesses, right)
 
 
 def predict(
@@ -228,7 +209,6 @@ def predict(
     prediction = Prediction(question, unit, choices)
     if guess is not None:
         prediction.add(guess)
-        prediction.note.value = f"Noted: <b>{html.escape(prediction._show(guess))}</b>"
     if get_ipython() is not None:
         display(prediction.form)
     return prediction

@@ -1,5 +1,7 @@
 """A guess first, then the truth beside it; and nothing breaks where nobody can type."""
 
+from itertools import pairwise
+
 import matplotlib
 import matplotlib.pyplot as plt
 import pytest
@@ -53,18 +55,56 @@ def test_axis_is_logarithmic_when_values_span_more_than_a_decade(shown):
     assert [fig.axes[0].get_xscale() for fig in shown] == ["log", "linear"]
 
 
-def test_a_typed_guess_counts_and_a_typo_is_explained():
+def test_each_typed_guess_is_added_and_a_typo_is_explained():
     p = predict("q", unit="ms")
     p.entry.value = "1,500"
     assert p.guesses == [1500.0]
+    assert p.entry.value == ""  # ready for the next, which may be the same number
     p.entry.value = "fast"
-    assert p.guesses == []
-    assert "not a number" in p.note.value
+    assert p.guesses == [1500.0]
+    assert "not a number" in p.note.value and p.entry.value == "fast"
     p.entry.value = "2e3"
-    assert p.guesses == [2000.0]
-    assert "2,000 ms" in p.note.value
-    p.entry.value = ""
-    assert p.guesses == []
+    p.entry.value = "2e3"
+    assert p.guesses == [1500.0, 2000.0, 2000.0]
+    assert "3 guesses, the last: 2,000 ms" in p.note.value
+    p.entry.value = " "
+    assert len(p.guesses) == 3
+
+
+def test_the_last_guess_can_be_taken_back():
+    p = predict("q")
+    assert p.undo.disabled
+    for guess in ("10", "20"):
+        p.entry.value = guess
+    p.undo.click()
+    assert p.guesses == [10.0] and "1 guess, the last: 10" in p.note.value
+    p.undo.click()
+    assert p.guesses == [] and p.note.value == "" and p.undo.disabled
+
+
+def test_a_room_votes_by_buttons_that_count(shown, capsys):
+    p = predict("What limits decode?", choices=["memory", "compute"])
+    for choice in ("memory", "compute", "memory"):
+        p.buttons[choice].click()
+    assert [b.description for b in p.buttons.values()] == ["memory (2)", "compute (1)"]
+    p.undo.click()
+    assert p.buttons["memory"].description == "memory (1)"
+    p.reveal("memory")
+    assert "1 of 2 chose memory, which is right" in capsys.readouterr().out
+    assert [text.get_text() for text in shown[0].axes[0].texts] == ["1", "1"]
+
+
+@pytest.mark.parametrize("count", [2, 5, 30])
+def test_no_guess_of_a_room_covers_another(count, shown):
+    p = predict("q")
+    for _ in range(count):
+        p.add(25)
+    p.reveal(measured=20)
+    cloud = next(line for line in shown[0].axes[0].lines if len(line.get_xdata()) == count)
+    heights = sorted(cloud.get_ydata())
+    assert min(b - a for a, b in pairwise(heights)) > 0.01
+    low, high = sorted(shown[0].axes[0].get_ylim())
+    assert low < heights[0] and heights[-1] < high
 
 
 def test_a_room_s_guesses_share_one_plot(shown, capsys):
@@ -86,7 +126,7 @@ def test_not_measured_here_is_said(shown, capsys):
 
 def test_a_choice_shows_chosen_against_right(shown, capsys):
     p = predict("What limits decode?", choices=["memory", "compute"])
-    p.entry.value = "compute"
+    p.buttons["compute"].click()
     p.reveal("memory")
     assert "✗ you chose compute; right is memory" in capsys.readouterr().out
     assert any("memory" in row and "✓" in row for row in rows(shown[0]))
