@@ -245,7 +245,8 @@ print(
 # | 12 | putting it together | one model, one machine, one table |
 #
 # Notebooks 00 to 03 are here; the others follow in this order.
-#
+
+# %% [markdown] slideshow={"slide_type": "slide"}
 # ## What to remember
 #
 # - One token costs one read of all weights; bytes over bandwidth bounds the speed.

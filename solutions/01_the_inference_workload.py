@@ -43,8 +43,9 @@ use_style()
 #
 # So even a team that only trains runs inference, and a faster sampler shortens its training.
 #
-# Training is paid once. Inference is paid again with every request:
-#
+# Training is paid once. Inference is paid again with every request.
+
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ![Bars on a logarithmic axis. Words a day: OpenAI about 100 billion in February 2024, all people about 100 trillion, a thousand times more. Lines of code a day: almost 1 billion accepted in Cursor in April 2025, a few billion written in the whole world.](../images/scale-of-inference.svg)
 #
 # Sources: Sam Altman, 9 Feb 2024 (x.com/sama/status/1756089361609981993); Aman Sanger, 28 Apr 2025
@@ -513,6 +514,16 @@ with torch.inference_mode():
 print("scores", tuple(scores_BKGTS.shape), " mixed", tuple(mixed_BTNH.shape))
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
+# The library has the same lines as `attention_by_hand`. Step through them and watch the scores lose
+# their future to the mask, and the rows of weights add up to one.
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+from lecture_util.classroom import step
+from lecture_util.model.attention import attention_by_hand
+
+step(attention_by_hand, q_BTNH, k_BTKH, v_BTKH)
+
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ### The gated MLP, and the block
 #
 # Two matrices widen D to F; one of the results, through SiLU, gates the other; a third matrix
@@ -674,10 +685,8 @@ print(count, "FLOPs for", D * F, "weights and", B, "tokens:", count // (D * F * 
 # is one of them depends on the device. So we hand the model a cache that attends by hand, in plain
 # products: the Transformer doesn't ask how its cache attends.
 
+
 # %%
-from lecture_util.model.attention import attention_by_hand
-
-
 class ByHand(NoCache):
     def attend(self, layer, q_BTNH, k_BTKH, v_BTKH):
         return attention_by_hand(q_BTNH, k_BTKH, v_BTKH)

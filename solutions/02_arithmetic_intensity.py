@@ -17,7 +17,7 @@ import sympy
 import torch
 from torch import nn
 
-from lecture_util.classroom import check, hint, predict, status, use_style
+from lecture_util.classroom import check, hint, predict, status, step, use_style
 from lecture_util.model import weights
 from lecture_util.model.config import PUBLISHED
 from lecture_util.roofline import ACCELERATORS, measure, symbols, this_machine
@@ -155,6 +155,28 @@ limit
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # **A matmul does about B FLOPs a byte.** $W$ is read once, and each of the $B$ rows uses it.
+
+# %% [markdown] slideshow={"slide_type": "slide"}
+# ### Step through it
+#
+# The same derivation as one function. `step` runs it once and lets you walk it, line by line, with
+# the values that `# @inspect` asks for beside it: arrow keys or buttons, *into* `matmul` if you like.
+# Then type `8` for $B$ and run again: what becomes of the limit?
+
+
+# %% tags=["hide-input"]
+def matmul_intensity(B, D, F):
+    """From a matmul's accounts to its intensity when D and F are large."""
+    cost = matmul(B, D, F)  # @inspect cost
+    intensity = (cost.flops / cost.bytes).simplify()  # @inspect intensity
+    c = symbols("c")[0]
+    wide = intensity.subs({D: c * B, F: c * B})  # @inspect wide
+    intensity = wide.limit(c, sympy.oo)  # @inspect intensity
+    return intensity
+
+
+# %% tags=["nbval-ignore-output", "hide-input"] slideshow={"slide_type": "subslide"}
+step(matmul_intensity, B, D, F)
 
 # %% [markdown]
 # ### Exercise 2.1: a matmul with quantized weights

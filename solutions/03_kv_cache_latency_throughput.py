@@ -20,7 +20,7 @@ import sympy
 import torch
 from IPython.display import display
 
-from lecture_util.classroom import check, explore, hint, predict, status, use_style  # noqa: F401
+from lecture_util.classroom import check, explore, predict, status, step, use_style
 from lecture_util.model.weights import load, load_tokenizer
 
 use_style()
@@ -477,7 +477,8 @@ check("3.2", decode_attention)
 #
 # $$\text{bytes} = \underbrace{2}_{\text{key, value}} \cdot \underbrace{2}_{\text{bytes, 16 bits}} \cdot
 # \; B \cdot S \cdot L \cdot K \cdot H$$
-#
+
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ![Left: two stacks of L slabs, keys and values; each slab has the axes S and K times H, and there is one such pair for each of B sequences. The size is 2 x L x B x S x K x H numbers of 2 bytes. Right: two squares to scale, one token of SmolLM2-135M leaves 23,040 bytes, of Llama-2-13B 819,200 bytes, about 36 times as many.](../images/kv-cache-tensor.svg)
 #
 # The tensors themselves agree:
@@ -608,16 +609,22 @@ from lecture_util.roofline import ACCELERATORS
 h100 = ACCELERATORS["h100"]
 seen = {}
 for batch in (1, 64, 256):
-    step = decode_step(llama, batch, 1024, h100)
-    gb, ms = f"{step.memory_bytes / 1e9:.4g}", f"{1e3 * step.latency_s:.2f}"
-    rate = f"{step.throughput_tokens_per_s:,.{1 if batch == 1 else 0}f}"
+    best = decode_step(llama, batch, 1024, h100)
+    gb, ms = f"{best.memory_bytes / 1e9:.4g}", f"{1e3 * best.latency_s:.2f}"
+    rate = f"{best.throughput_tokens_per_s:,.{1 if batch == 1 else 0}f}"
     seen[batch] = gb, ms, rate
-    print(f"B={batch:<4}{gb:>6} GB {ms:>6} ms {rate:>6} tok/s, fits: {step.fits}")
+    print(f"B={batch:<4}{gb:>6} GB {ms:>6} ms {rate:>6} tok/s, fits: {best.fits}")
 
 # %% slideshow={"slide_type": "skip"}
 assert seen[1] == ("26.87", "8.02", "124.7")
 assert seen[64] == ("79.72", "23.80", "2,689")
 assert seen[256] == ("240.8", "71.87", "3,562")
+
+# %% [markdown] slideshow={"slide_type": "subslide"}
+# Step through `decode_step` yourself, and ask it what the room asks: what if $B$ were 8?
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+step(decode_step, llama, 64, 1024, h100)
 for few, many in [(1, 64), (64, 256)]:
     ms = [float(seen[batch][1]) for batch in (few, many)]
     print(f"B={few} -> {many}: latency x {ms[1] / ms[0]:.1f}, "
@@ -1107,12 +1114,12 @@ def group_of(accelerator, M):
 def two_plans(c, each, M, S=1024):
     """M copies that serve `each` sequences apiece; M shards that serve all of them."""
     copy, shards = decode_step(c, each, S, h100), decode_step(c, M * each, S, group_of(h100, M))
-    for name, step, rate in [
+    for name, plan, rate in [
         ("copies", copy, M * copy.throughput_tokens_per_s),
         ("shards", shards, shards.throughput_tokens_per_s),
     ]:
-        fits = "" if step.fits else ", does not fit"
-        print(f"  {M} {name}: {1e3 * step.latency_s:6.2f} ms, {rate:8,.0f} tok/s{fits}")
+        fits = "" if plan.fits else ", does not fit"
+        print(f"  {M} {name}: {1e3 * plan.latency_s:6.2f} ms, {rate:8,.0f} tok/s{fits}")
 
 
 for name, each in [("llama-2-13b", 16), ("llama-2-70b", 16)]:

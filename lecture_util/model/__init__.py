@@ -3,6 +3,7 @@
 shapes       check tensors against the axis letters in their names
 config       a model's shape: D, F, K, G, H, L, V and how positions are rotated
 attention    causal attention over grouped KV heads, and rotary embeddings
+linear       nn.Linear through the faster of torch's matrix libraries
 kv_cache     where keys and values wait: none, or contiguous
 transformer  the forward pass, indifferent to how keys are stored
 checkpoint   read and write a checkpoint's folder

@@ -44,14 +44,13 @@ def attention_by_hand(
     if mask_BTS is None:
         positions_T = torch.arange(S - T, S, device=q_BTNH.device)
         mask_BTS = causal_mask(positions_T, S)[None]
-    q_BTKGH = q_BTNH.unflatten(2, (K, G))
+    q_BTKGH = q_BTNH.unflatten(2, (K, G))  # @inspect q_BTKGH
     scores_BKGTS = torch.einsum("btkgh,bskh->bkgts", q_BTKGH, k_BSKH) / math.sqrt(H)
     scores_BKGTS = scores_BKGTS.masked_fill(~mask_BTS[:, None, None], -torch.inf)
-    weights_BKGTS = scores_BKGTS.softmax(
-        -1, dtype=torch.promote_types(scores_BKGTS.dtype, torch.float32)
-    )
+    wide = torch.promote_types(scores_BKGTS.dtype, torch.float32)  # @inspect scores_BKGTS
+    weights_BKGTS = scores_BKGTS.softmax(-1, dtype=wide)  # @inspect weights_BKGTS
     out_BTKGH = torch.einsum("bkgts,bskh->btkgh", weights_BKGTS.to(v_BSKH.dtype), v_BSKH)
-    return out_BTKGH.flatten(2, 3)
+    return out_BTKGH.flatten(2, 3)  # @inspect out_BTKGH
 
 
 def attend(

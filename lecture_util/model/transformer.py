@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .attention import apply_rope, rope_frequencies, rope_table
 from .config import Config
 from .kv_cache import Cache, NoCache
+from .linear import Linear
 from .shapes import ShapeError, TensorMismatch
 
 
@@ -42,11 +43,11 @@ class Block(nn.Module):
         D, F, N, K, H = config.D, config.F, config.N, config.K, config.H
         self.layer, self.heads = layer, (N, K, K)
         self.norm_attention = RMSNorm(D, config.norm_eps)
-        self.qkv = nn.Linear(D, (N + 2 * K) * H, bias=config.qkv_bias)
-        self.out = nn.Linear(N * H, D, bias=False)
+        self.qkv = Linear(D, (N + 2 * K) * H, bias=config.qkv_bias)
+        self.out = Linear(N * H, D, bias=False)
         self.norm_mlp = RMSNorm(D, config.norm_eps)
-        self.gate_up = nn.Linear(D, 2 * F, bias=False)
-        self.down = nn.Linear(F, D, bias=False)
+        self.gate_up = Linear(D, 2 * F, bias=False)
+        self.down = Linear(F, D, bias=False)
 
     def attention(self, x_BTD: Tensor, rope: tuple[Tensor, Tensor], cache: Cache) -> Tensor:
         N, K, _ = self.heads
@@ -78,7 +79,7 @@ class Transformer(nn.Module):
         self.embed = nn.Embedding(config.V, config.D)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.L))
         self.norm = RMSNorm(config.D, config.norm_eps)
-        self.head = nn.Linear(config.D, config.V, bias=False)
+        self.head = Linear(config.D, config.V, bias=False)
         if config.tied:
             self.head.weight = self.embed.weight
 

@@ -50,14 +50,15 @@ def decode_step(
     Left out: computing (see `forward(...).time_s` once B nears the ridge), activations, launches.
     """
     (B,) = sizes(B=B)
-    cache_bytes = kv_cache_bytes(config, B, S, dtype_bytes)
-    memory_bytes = weight_bytes(config, dtype_bytes) + cache_bytes
+    cache_bytes = kv_cache_bytes(config, B, S, dtype_bytes)  # @inspect cache_bytes
+    memory_bytes = weight_bytes(config, dtype_bytes) + cache_bytes  # @inspect memory_bytes
     bytes_read = memory_bytes
     if not whole_embedding:
         bytes_read = weight_bytes_read(config, B, dtype_bytes) + cache_bytes
     known = isinstance(accelerator, Accelerator)
-    bandwidth = accelerator.bandwidth_bytes_per_s if known else accelerator
-    latency_s = bytes_read / positive("accelerator", bandwidth, "ACCELERATORS['h100'] or 3.35e12")
+    bandwidth = accelerator.bandwidth_bytes_per_s if known else accelerator  # @inspect bandwidth
+    bandwidth = positive("accelerator", bandwidth, "ACCELERATORS['h100'] or 3.35e12")
+    latency_s = bytes_read / bandwidth  # @inspect latency_s
     return StepEstimate(
         memory_bytes=simplified(memory_bytes),
         bytes_read=simplified(bytes_read),

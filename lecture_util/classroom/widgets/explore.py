@@ -6,10 +6,12 @@ captures is written into a cell, and a slide deck that moves cells about loses i
 
 from __future__ import annotations
 
+import contextlib
 import html
 import io
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ipywidgets as widgets
@@ -18,7 +20,9 @@ from ipywidgets.widgets.interaction import interactive
 from matplotlib.figure import Figure
 from traitlets import Unicode
 
-Drawn = Figure | str | tuple[Figure, str]
+from lecture_util.classroom.widgets.names import Names
+
+Drawn = Figure | str | bytes | tuple[Figure | bytes, str]  # bytes: a PNG
 
 
 class Picture(widgets.Image):
@@ -31,17 +35,26 @@ class Picture(widgets.Image):
 
 
 class Explorer(widgets.VBox):
-    """Controls, text and picture of one `draw` function. `controls` maps name to widget."""
+    """Controls, text and picture of one `draw` function. `controls` maps name to widget.
 
-    def __init__(self, draw: Callable[..., Drawn], controls: dict[str, widgets.Widget]) -> None:
-        self.draw, self.controls = draw, controls
+    below: widgets after the controls. `redraw_s` is how long the last redraw took.
+    """
+
+    def __init__(
+        self,
+        draw: Callable[..., Drawn],
+        controls: dict[str, widgets.Widget],
+        below: Sequence[widgets.Widget] = (),
+    ) -> None:
+        self.draw, self.controls, self.redraw_s = draw, controls, 0.0
         self.text = widgets.HTML()
         self.image = Picture(format="png", layout=widgets.Layout(max_width="100%"))
         _align(list(controls.values()))
         for control in controls.values():
             control.observe(self.redraw, names="value")
-        box = widgets.VBox(list(controls.values()), layout=widgets.Layout(width="100%"))
-        super().__init__([box, self.text, self.image])
+        rows = [*controls.values(), *below]
+        box = widgets.VBox(rows, layout=widgets.Layout(width="100%"))
+        super().__init__([box, self.text, self.image, Names()])
         self.redraw()
 
     def __repr__(self) -> str:
@@ -59,7 +72,7 @@ class Explorer(widgets.VBox):
         The front end holds back a slider's moves while the kernel is busy and then sends the
         latest, so that no queue builds up behind a slow picture.
         """
-        before = set(plt.get_fignums())
+        before, start = set(plt.get_fignums()), time.perf_counter()
         try:
             text, png = _split(self.draw(**self.values))
         except Exception as error:  # whatever a reader's draw raises is shown, not lost
@@ -67,11 +80,27 @@ class Explorer(widgets.VBox):
         finally:
             for leftover in set(plt.get_fignums()) - before:
                 plt.close(leftover)
-        self.text.value = f'<div role="status" style="font-size:1.15em">{text}</div>'
-        self.text.layout.display = "" if text else "none"
+        self.say(text)
         self.image.value = png
         self.image.layout.display = "" if png else "none"
-        self.image.tooltip = html.unescape(re.sub(r"<[^>]+>", " ", text)).strip()
+        self.image.tooltip = _plain(text)
+        self.redraw_s = time.perf_counter() - start
+
+    def say(self, text: str) -> None:
+        """Put HTML where the text stands, and leave the picture."""
+        self.text.value = f'<div role="status" style="font-size:1.15em">{text}</div>'
+        self.text.layout.display = "" if text else "none"
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Set several controls without a redraw for each."""
+        for control in self.controls.values():
+            control.unobserve(self.redraw, names="value")
+        try:
+            yield
+        finally:
+            for control in self.controls.values():
+                control.observe(self.redraw, names="value")
 
 
 def explore(draw: Callable[..., Drawn], **controls: Any) -> Explorer:
@@ -127,6 +156,8 @@ def _split(drawn: Drawn) -> tuple[str, bytes]:
     for part in parts:
         if isinstance(part, Figure):
             png = png_of(part)
+        elif isinstance(part, bytes):
+            png = part
         elif isinstance(part, str):
             text = _as_html(part)
         elif part is not None:
@@ -148,6 +179,12 @@ def _as_html(text: str) -> str:
     text = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", text.strip())
     text = re.sub(r"`(.+?)`", r"<code>\1</code>", text)
     return text if "<table" in text else text.replace("\n", "<br>")
+
+
+def _plain(text: str) -> str:
+    """HTML as words, for a tooltip."""
+    words = html.unescape(re.sub(r"<[^>]+>", " ", text)).split()
+    return re.sub(r" ([,.:;])", r"\1", " ".join(words))
 
 
 def _error(error: Exception) -> str:

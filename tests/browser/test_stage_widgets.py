@@ -1,0 +1,115 @@
+"""The widgets of 01 to 03 in Chromium: by keyboard, named for a screen reader, on one slide."""
+
+import re
+
+import pytest
+
+from lecture_util.classroom import deck
+from lecture_util.classroom.build import Paths
+
+SOURCE = """\
+# %% [markdown]
+# # Toy
+
+# %%
+from lecture_util.classroom.widgets import latency_explorer, race, roofline_explorer
+from lecture_util.model.weights import load, load_tokenizer
+
+model, tokenizer = load(), load_tokenizer()
+
+# %% slideshow={"slide_type": "slide"} tags=["nbval-ignore-output"]
+race(model, tokenizer, "The three primary colours are", max_new_tokens=12)
+
+# %% slideshow={"slide_type": "slide"} tags=["nbval-ignore-output"]
+roofline_explorer(model="smollm2-135m")
+
+# %% slideshow={"slide_type": "slide"} tags=["nbval-ignore-output"]
+latency_explorer()
+"""
+SLIDES = {"race": 2, "roofline": 3, "latency": 4}
+RAN = """() => window.jupyterapp.shell.currentWidget.model.sharedModel.cells
+    .filter(cell => cell.cell_type === 'code').every(cell => cell.execution_count)"""
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory, browser):
+    """The deck, every cell run."""
+    source = tmp_path_factory.mktemp("course") / "solutions" / "92_toy.py"
+    source.parent.mkdir()
+    source.write_text(SOURCE)
+    with deck.serve(Paths(source)) as address:
+        page = deck.open_deck(browser, address)
+        page.click(".stage-run")
+        page.wait_for_function(RAN, timeout=90_000)
+        yield page
+        page.close()
+
+
+@pytest.fixture
+def slide(stage):
+    """Turn to the slide of a widget; what is on it."""
+
+    def turn(name: str):
+        deck.show(stage, SLIDES[name])
+        return stage.locator(".jp-deck-mod-onscreen .jp-OutputArea")
+
+    return turn
+
+
+def press(locator, key: str, times: int = 1) -> None:
+    locator.focus()
+    locator.page.wait_for_timeout(400)  # the stage keeps the arrow keys for the slider
+    for _ in range(times):
+        locator.page.keyboard.press(key)
+
+
+def test_the_race_runs_by_keyboard_and_ends_with_identical_texts(slide):
+    race = slide("race")
+    status = race.get_by_role("status")
+    press(race.get_by_role("button", name="Start"), "Enter")
+    status.get_by_text("Identical texts").wait_for(timeout=60_000)
+    texts = []
+    for name in ("Without a cache", "With a KV cache"):
+        lane = race.get_by_role("group", name=name).inner_text()
+        assert "12 tokens" in lane
+        texts.append(lane.split("tok/s")[1])
+    assert texts[0] == texts[1]
+    assert len(texts[0]) > len("The three primary colours are")
+
+
+def test_the_race_stops_by_keyboard_and_the_kernel_stays_free(slide):
+    race = slide("race")
+    press(race.get_by_role("button", name="Run anew"), "Enter")
+    press(race.get_by_role("button", name="Stop"), "Space")
+    note = race.get_by_role("status").get_by_text(re.compile("Stopped|Identical"))
+    note.wait_for(timeout=30_000)
+
+
+@pytest.mark.parametrize("name", ["roofline", "latency"])
+def test_a_slider_says_its_name_and_its_value(slide, name):
+    batch = slide(name).get_by_role("slider", name="B, sequences")
+    press(batch, "ArrowRight", times=4)
+    batch.page.wait_for_timeout(500)
+    assert batch.get_attribute("aria-valuetext") == "16"
+
+
+def test_a_point_measured_by_keyboard_stays_on_the_picture(slide):
+    roofline = slide("roofline")
+    press(roofline.get_by_role("button", name="Measure here"), "Enter")
+    roofline.get_by_text(re.compile(r"MLP B=\d+: .* GFLOP/s")).wait_for(timeout=60_000)
+    chosen = roofline.get_by_role("combobox", name="accelerator").input_value()
+    assert chosen == "this machine"
+
+
+def test_what_does_not_fit_is_said_in_words(slide):
+    latency = slide("latency")
+    press(latency.get_by_role("slider", name="B, sequences"), "End")
+    latency.get_by_role("status").get_by_text("does not fit").wait_for(timeout=5000)
+    assert "does not fit" in latency.get_by_role("img").get_attribute("title")
+
+
+@pytest.mark.parametrize("name", SLIDES)
+def test_each_widget_fits_a_slide(stage, slide, name):
+    slide(name)
+    needed, room = deck.heights(stage)
+    assert needed <= room
