@@ -390,11 +390,11 @@ for batch, cost, time in zip(batches, costs, times, strict=True):
     print(f"{batch:4} {cost.intensity:9.2f} {bound:8.2f} ms {best:6.2f} ms {best / bound:6.2f}")
 
 # %% slideshow={"slide_type": "subslide"} tags=["nbval-ignore-output"]
-points = [
+measured_points = [
     (f"B={batch}", cost.intensity, cost.flops / time.best_s)
     for batch, cost, time in zip(batches, costs, times, strict=True)
 ]
-ax = roofline(here, dtype, points, title="More rows, more FLOP/s, until the roof is near")
+ax = roofline(here, dtype, measured_points, title="More rows, more FLOP/s, until the roof is near")
 caption(ax, device=here.name, dtype=dtype, shapes=f"D={D_in}, F={F_out}; fastest of 5")
 plt.show()
 
@@ -919,6 +919,12 @@ check("2.5", limits)
 from lecture_util.classroom.widgets import roofline_explorer
 
 roofline_explorer()
+
+# %% [markdown] slideshow={"slide_type": "subslide"}
+# The same on this machine, with the points that we measured. *Measure here* adds one of your own.
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+roofline_explorer(model="smollm2-135m", measured=measured_points)
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## What to remember

@@ -273,6 +273,17 @@ plain, cached = generate_naive(model, prompt, 12), generate(model, [prompt], 12)
 assert plain == cached
 print(tokenizer.decode(prompt + cached))
 
+# %% [markdown] slideshow={"slide_type": "subslide"}
+# See it happen: each way runs alone, the time of every token is noted, and then both are replayed
+# side by side. Press *Start*.
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+from lecture_util.classroom.widgets import race
+from lecture_util.model.tokenizer import chat
+
+question = chat(tokenizer, "Why is the sea salty, and why are most lakes not? Explain briefly.")
+race(model, tokenizer, question, max_new_tokens=48)
+
 # %% [markdown]
 # ### Exercise 3.1: a chat of many turns
 # *10 minutes · counting tokens through the model, off-by-ones included*
