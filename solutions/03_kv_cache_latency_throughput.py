@@ -254,6 +254,8 @@ plt.show()
 #   for computing, and the time follows $2Mt$. Where it lies above its prediction at short lengths, the
 #   small matrices don't reach the peak that large square ones do; where it lies below, the peak was
 #   measured while something else was running.
+#   A step up past 32 tokens on a CPU is ours: for up to 32 rows the model multiplies through another
+#   library (`lecture_util/model/linear.py`).
 # - *Cached* is flat: the same weights are read whatever the length, and one more position of cache
 #   is little beside them. Its FLOPs fell by a factor of the length, its time by much less, since it now
 #   waits for memory. That is the trade this notebook is about.

@@ -154,17 +154,24 @@ def browser() -> Finding:
     return Finding("browser", f"{path or 'no Chromium: the browser tests are skipped'}")
 
 
-def plan() -> list[str]:
-    """What each kind of cell does here."""
+def plan(root: Path = ROOT) -> list[str]:
+    """What each notebook will do here."""
+    import nbformat
     import torch
 
-    lines = [
-        "compute every formula and table (any machine)",
-        "run SmolLM2-135M for real, in fp32 (any machine; under a minute a notebook on two cores)",
-    ]
-    if not torch.cuda.is_available():
-        return [*lines, "say 'not measured here' where a cell needs a GPU"]
-    big = torch.cuda.get_device_properties(0).total_memory > 30e9
-    lines.append("measure on the GPU too: larger shapes, bf16, compiled Triton kernels")
-    model = "SmolLM2-1.7B-Instruct" if big else "SmolLM2-360M-Instruct"
-    return [*lines, f"take a larger model when you set LECTURE_MODEL=HuggingFaceTB/{model}"]
+    gpu = torch.cuda.is_available()
+    where = "on the GPU" if gpu else "on the CPU, in fp32 and bf16"
+    lines = [f"run SmolLM2-135M for real {where}, and compute every formula and table:"]
+    for path in sorted((root / "notebooks").glob("*.ipynb")):
+        cells = nbformat.read(path, as_version=4).cells
+        code = [cell.source for cell in cells if cell.cell_type == "code"]
+        waiting = sum("not measured here" in source for source in code)
+        does = f"all {len(code)} code cells"
+        if waiting and not gpu:
+            does += f", of which {waiting} will say 'not measured here': it needs a CUDA GPU"
+        lines.append(f"{path.stem[:2]} {path.stem[3:].replace('_', ' ')}: {does}")
+    if gpu:
+        big = torch.cuda.get_device_properties(0).total_memory > 30e9
+        model = "SmolLM2-1.7B-Instruct" if big else "SmolLM2-360M-Instruct"
+        lines.append(f"take a larger model with LECTURE_MODEL=HuggingFaceTB/{model}")
+    return lines
