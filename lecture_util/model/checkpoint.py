@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -36,7 +37,9 @@ def load_folder(
             missing, unknown or of the wrong shape, and for a damaged file.
     """
     folder = Path(folder)
-    config = Config.from_hf(json.loads((folder / "config.json").read_text()))
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"dtype is {dtype!r}: expected torch.float32, bfloat16 or another float")
+    config = Config.from_hf(_read_json(folder / "config.json"))
     with torch.device("meta"):
         model = Transformer(config)
     model = model.to(dtype).to_empty(device=device)
@@ -127,9 +130,13 @@ def _copy_in(model: Transformer, folder: Path) -> None:
         for name, stack in hf_names(config).items()
         for theirs, part in zip(stack, unstack(config, name, parameters[name].data), strict=True)
     }
+    head = None
     for name, tensor in _tensors(folder):
-        if name.endswith("rotary_emb.inv_freq") or (config.tied and name == "lm_head.weight"):
-            continue  # derived from the config, or a second copy of the embedding
+        if name.endswith("rotary_emb.inv_freq"):
+            continue  # derived from the config
+        if config.tied and name == "lm_head.weight":
+            head = tensor
+            continue
         if (place := places.pop(name, None)) is None:
             raise WeightsError(
                 f"{folder.name} holds {name}, unknown to {config.to_hf()['architectures'][0]}: "
@@ -146,12 +153,28 @@ def _copy_in(model: Transformer, folder: Path) -> None:
             f"{folder.name} lacks {len(places)} tensors, among them {min(places)}: "
             "the checkpoint is incomplete, fetch it again"
         )
+    embed = model.embed.weight
+    if head is not None and not torch.equal(head.to(embed), embed):
+        raise WeightsError(
+            f"{folder.name} says tie_word_embeddings=true but its lm_head.weight is not the "
+            "embedding: set it to false in config.json"
+        )
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise WeightsError(f"{path} is not JSON ({error}): fetch it again") from error
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        names = _read_json(index)
+        if not isinstance(names, dict) or "weight_map" not in names:
+            raise WeightsError(f"{index} has no weight_map: fetch the checkpoint again")
+        shards = sorted(set(names["weight_map"].values()))
     elif (folder / "model.safetensors").is_file():
         shards = ["model.safetensors"]
     else:

@@ -54,16 +54,21 @@ class Config:
         return self.K * self.G
 
     def __post_init__(self) -> None:
-        for name in "DFKGHLV":
+        for name in (*"DFKGHLV", "max_context"):
             value = getattr(self, name)
-            if isinstance(value, int | float) and (value != int(value) or value < 1):
+            symbolic = hasattr(value, "free_symbols")
+            if not symbolic and (type(value) is not int or value < 1):
                 raise ValueError(f"Config.{name} is {value!r}: expected a whole number, at least 1")
+        for name in ("rope_base", "norm_eps"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise ValueError(f"Config.{name} is {value!r}: expected a number above 0")
         if isinstance(self.H, int) and self.H % 2:
             raise ValueError(f"Config.H is {self.H}: rotary embeddings pair dimensions, so even")
 
     def with_kv_heads(self, K: Any) -> Config:
         """The same query heads over K KV heads, as GQA does. K must divide N."""
-        if isinstance(K, int) and isinstance(self.N, int) and self.N % K:
+        if isinstance(K, int) and isinstance(self.N, int) and (K < 1 or self.N % K):
             raise ValueError(f"K={K} does not divide N={self.N}: choose a divisor of {self.N}")
         return replace(self, K=K, G=self.N // K if isinstance(self.N, int) else self.N / K)
 
@@ -73,7 +78,25 @@ class Config:
 
         Raises: UnsupportedModel naming the field and what it held.
         """
-        arch = (hf.get("architectures") or ["missing"])[0]
+        try:
+            return cls._from_hf(hf)
+        except KeyError as error:
+            raise UnsupportedModel(f"config.json lacks {error}: is it a model's config?") from error
+        except (TypeError, AttributeError, ZeroDivisionError) as error:
+            raise UnsupportedModel(
+                f"config.json has a value of the wrong kind ({error}): sizes are whole numbers"
+            ) from error
+        except UnsupportedModel:
+            raise
+        except ValueError as error:
+            raise UnsupportedModel(f"config.json: {error}") from error
+
+    @classmethod
+    def _from_hf(cls, hf: dict) -> Config:
+        if not isinstance(hf, dict):
+            raise UnsupportedModel(f"config.json holds {type(hf).__name__}: expected an object")
+        names = hf.get("architectures") or ["missing"]
+        arch = names if isinstance(names, str) else names[0]
         if arch not in SUPPORTED:
             raise UnsupportedModel(
                 f"architecture {arch!r} is not one of {', '.join(SUPPORTED)}: "
@@ -105,7 +128,7 @@ class Config:
             qkv_bias=arch == "Qwen2ForCausalLM",
             rope_base=rope["rope_theta"],
             rope_scaling=_rope_scaling(rope),
-            norm_eps=hf.get("rms_norm_eps", 1e-5),
+            norm_eps=hf.get("rms_norm_eps", 1e-6),  # transformers' default
             # Full attention equals windowed attention only up to the window.
             max_context=min(context, window) if window else context,
         )

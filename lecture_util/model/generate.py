@@ -26,6 +26,7 @@ def prefill(model: Transformer, prompts: Sequence[Prompt], capacity: int) -> tup
 
     Shapes: B prompts -> a cache with room for `capacity` tokens a row, logits_BV of the next token.
     """
+    prompts = check_prompts(model, prompts, 0)
     lengths = [len(prompt) for prompt in prompts]
     T = max(lengths)
     tokens_BT = torch.tensor(
@@ -45,14 +46,17 @@ def decode(
     max_new_tokens: int,
     *,
     sampling: Sampling = GREEDY,
-    eos: Collection[int] = (),
+    eos: int | Collection[int] = (),
     generator: torch.Generator | None = None,
 ) -> Iterator[list[int | None]]:
     """Yield one token a row and step; None for rows that have ended. Stops when all have.
 
     Raises: PromptError before anything is computed.
     """
-    check_prompts(model, prompts, max_new_tokens)
+    prompts = check_prompts(model, prompts, max_new_tokens)
+    eos = end_tokens(eos)
+    if not isinstance(sampling, Sampling):
+        raise TypeError(f"sampling is {sampling!r}: expected Sampling(temperature=0.7) or the like")
     if max_new_tokens == 0:
         return
     longest = max(map(len, prompts))
@@ -75,13 +79,14 @@ def generate(
     max_new_tokens: int,
     *,
     sampling: Sampling = GREEDY,
-    eos: Collection[int] = (),
+    eos: int | Collection[int] = (),
     generator: torch.Generator | None = None,
 ) -> list[list[int]]:
     """Continue each prompt by up to `max_new_tokens` tokens, an end token included when it comes.
 
     The batch is static: rows that have ended are carried along until the last one ends.
     """
+    prompts = check_prompts(model, prompts, max_new_tokens)
     steps = decode(model, prompts, max_new_tokens, sampling=sampling, eos=eos, generator=generator)
     outputs: list[list[int]] = [[] for _ in prompts]
     for step in steps:
@@ -102,45 +107,74 @@ def stream(model: Transformer, prompt: Prompt, max_new_tokens: int, **options) -
 
 @torch.inference_mode()
 def generate_naive(
-    model: Transformer, prompt: Prompt, max_new_tokens: int, *, eos: Collection[int] = ()
+    model: Transformer, prompt: Prompt, max_new_tokens: int, *, eos: int | Collection[int] = ()
 ) -> list[int]:
     """Greedy generation without a cache: every step runs the whole sequence again.
 
     Cost: t tokens of forward pass at step t, so about T²/2 in all where the cache needs T.
     """
-    check_prompts(model, [prompt], max_new_tokens)
-    tokens = list(prompt)
+    (tokens,) = check_prompts(model, [prompt], max_new_tokens)
+    start, eos = len(tokens), end_tokens(eos)
     for _ in range(max_new_tokens):
         x_BTD = model.features(torch.tensor([tokens], device=model.device))
         tokens.append(int(model.head(x_BTD[:, -1]).argmax()))
         if tokens[-1] in eos:
             break
-    return tokens[len(prompt) :]
+    return tokens[start:]
 
 
-def check_prompts(model: Transformer, prompts: Sequence[Prompt], max_new_tokens: int) -> None:
-    """Raises: PromptError or ValueError naming the prompt, what it holds and the limit."""
+def check_prompts(model: Transformer, prompts, max_new_tokens: int) -> list[list[int]]:
+    """The prompts as lists of tokens; a tensor or an array of them will do.
+
+    Raises: PromptError, ValueError or TypeError naming the prompt, what it holds and the limit.
+    """
     V, limit = model.config.V, model.config.max_context
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
+        raise TypeError(f"max_new_tokens={max_new_tokens!r}: expected a whole number")
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens={max_new_tokens}: expected 0 or more")
-    if not prompts:
-        raise PromptError("no prompts: pass a list of token lists, such as [[1, 2, 3]]")
+    prompts = _plain(prompts)
+    if not isinstance(prompts, list) or not prompts:
+        raise PromptError(f"no prompts in {prompts!r}: pass lists of tokens, such as [[1, 2, 3]]")
+    prompts = [_plain(prompt) for prompt in prompts]
     for row, prompt in enumerate(prompts):
-        if isinstance(prompt, str | int):
+        if not isinstance(prompt, list):
             raise PromptError(
                 f"prompt {row} is {prompt!r}, not a list of tokens: "
                 "pass prompts=[encode(tokenizer, text)]"
             )
         if len(prompt) == 0:
             raise PromptError(f"prompt {row} is empty: a model continues at least one token")
-        if (bad := next((t for t in prompt if not 0 <= t < V), None)) is not None:
-            raise PromptError(
-                f"prompt {row} holds token {bad} but the vocabulary is 0..{V - 1}: "
-                "was it encoded by another model's tokenizer?"
-            )
+        for token in prompt:
+            if type(token) is not int:
+                raise PromptError(f"prompt {row} holds {token!r}: tokens are whole numbers")
+            if not 0 <= token < V:
+                raise PromptError(
+                    f"prompt {row} holds token {token} but the vocabulary is 0..{V - 1}: "
+                    "was it encoded by another model's tokenizer?"
+                )
         if len(prompt) + max_new_tokens > limit:
+            room = limit - len(prompt)
+            remedy = f"ask for at most {room}" if room > 0 else "shorten the prompt"
             raise PromptError(
                 f"prompt {row} has {len(prompt)} tokens and {max_new_tokens} more were asked for, "
-                f"but the model's context is {limit}: shorten the prompt or ask for at most "
-                f"{max(0, limit - len(prompt))}"
+                f"but the model's context is {limit}: {remedy}"
             )
+    return prompts
+
+
+def end_tokens(eos: int | Collection[int] | None) -> frozenset[int]:
+    """End tokens as a set; one token, or none, may be given plainly."""
+    eos = () if eos is None else [eos] if isinstance(eos, int) else eos
+    if isinstance(eos, str) or not all(isinstance(token, int) for token in eos):
+        raise TypeError(f"eos={eos!r}: expected tokens, such as [tokenizer.eos_token_id]")
+    return frozenset(eos)
+
+
+def _plain(values):
+    """Tensors, arrays, tuples and their numbers as Python's lists and ints."""
+    if hasattr(values, "tolist"):
+        return values.tolist()
+    if isinstance(values, list | tuple):
+        return [v.item() if getattr(v, "shape", None) == () else v for v in values]
+    return values

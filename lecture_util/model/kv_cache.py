@@ -8,6 +8,7 @@ stored is the cache's own business, so a ring, a page table or a latent can stan
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Protocol
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from .attention import attend, causal_mask
 from .config import Config
-from .shapes import ShapeError, check_same_kind
+from .shapes import ShapeError, TensorMismatch
 
 
 class CacheFull(ValueError):
@@ -66,8 +67,10 @@ class KVCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
-        if B < 1 or capacity < 1:
-            raise ValueError(f"KVCache(B={B}, capacity={capacity}): both must be at least 1")
+        if not (isinstance(B, int) and isinstance(capacity, int) and B >= 1 and capacity >= 1):
+            raise ValueError(
+                f"KVCache(B={B!r}, capacity={capacity!r}): both must be whole and at least 1"
+            )
         shape = (config.L, B, capacity, config.K, config.H)
         self.k_LBSKH = torch.zeros(shape, dtype=dtype, device=device)
         self.v_LBSKH = torch.zeros(shape, dtype=dtype, device=device)
@@ -101,7 +104,16 @@ class KVCache:
     def attend(self, layer: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
         B, T = k_BTKH.shape[:2]
         k_BSKH, v_BSKH = self.k_LBSKH[layer], self.v_LBSKH[layer]
-        check_same_kind(k_BTKH=k_BTKH, cache=k_BSKH)
+        if k_BTKH.dtype != k_BSKH.dtype or k_BTKH.device != k_BSKH.device:
+            raise TensorMismatch(
+                f"the keys are {k_BTKH.dtype} on {k_BTKH.device} but the cache is {k_BSKH.dtype} "
+                f"on {k_BSKH.device}: make it with KVCache(..., model.dtype, model.device)"
+            )
+        if k_BTKH.shape[2:] != k_BSKH.shape[2:]:
+            raise ShapeError(
+                f"the keys have (K, H)={tuple(k_BTKH.shape[2:])} but the cache has "
+                f"{tuple(k_BSKH.shape[2:])}: make it with this model's config"
+            )
         start = self.lengths[0]
         if all(length == start for length in self.lengths):
             k_BSKH[:, start : start + T] = k_BTKH
@@ -122,7 +134,8 @@ class KVCache:
 
         Raises: ValueError if a row would grow, or the number of rows differs.
         """
-        wanted = [lengths] * len(self.lengths) if isinstance(lengths, int) else list(lengths)
+        one = not isinstance(lengths, Sequence)
+        wanted = [index(n) for n in ([lengths] * len(self.lengths) if one else lengths)]
         if len(wanted) != len(self.lengths):
             raise ValueError(f"truncate() got {len(wanted)} lengths for {len(self.lengths)} rows")
         for row, (new, old) in enumerate(zip(wanted, self.lengths, strict=True)):

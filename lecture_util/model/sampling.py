@@ -24,6 +24,13 @@ class Sampling:
     min_p: float | None = None
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_k", "top_p", "min_p"):
+            value = getattr(self, name)
+            kinds = int if name == "top_k" else int | float
+            missing = value is None and name != "temperature"
+            if not missing and (isinstance(value, bool) or not isinstance(value, kinds)):
+                kind = "a whole number" if name == "top_k" else "a number"
+                raise TypeError(f"{name}={value!r}: expected {kind}")
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(
                 f"temperature={self.temperature}: expected a number from 0 (greedy) up, such as 0.8"
@@ -50,7 +57,8 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
         raise ValueError("logits hold NaN, +inf or only -inf: the model's output is broken")
     if sampling.temperature == 0:
         return torch.zeros_like(logits).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
-    probs = (logits / sampling.temperature).softmax(-1)
+    # From the largest down, so that a tiny temperature gives -inf and not inf.
+    probs = ((logits - logits.max(-1, keepdim=True).values) / sampling.temperature).softmax(-1)
     if sampling.top_k is not None and sampling.top_k < probs.shape[-1]:
         kept = probs.topk(sampling.top_k).indices
         probs = torch.zeros_like(probs).scatter(-1, kept, probs.gather(-1, kept))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+ROLES = ("system", "user", "assistant")
+
 
 def encode(tokenizer, text: str) -> list[int]:
     """Plain text to tokens. "<|im_end|>" in it is ten characters, never the control token.
 
     Raises: ValueError if the text is empty.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"text is a {type(text).__name__}: expected a string")
     if not text:
         raise ValueError("the prompt is empty: a model continues at least one token")
     return tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
@@ -23,8 +27,13 @@ def chat(tokenizer, messages: str | Sequence[dict[str, str]]) -> list[int]:
     """
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    if not messages or not all(m.get("content") for m in messages):
-        raise ValueError("a message is empty: give each a non-empty content")
+    if not messages:
+        raise ValueError("no messages: pass the user's words, or a list of messages")
+    for m in messages:
+        if not isinstance(m, dict) or m.get("role") not in ROLES:
+            raise ValueError(f"message {m!r}: expected a dict whose role is {', '.join(ROLES)}")
+        if not isinstance(m.get("content"), str) or not m["content"]:
+            raise ValueError(f"message {m!r}: a message is empty or no text; give it a content")
     slots = [f"\x00{i}\x00" for i in range(len(messages))]
     blanks = [m | {"content": slot} for m, slot in zip(messages, slots, strict=True)]
     rest = tokenizer.apply_chat_template(blanks, tokenize=False, add_generation_prompt=True)
@@ -44,8 +53,9 @@ def stream_text(tokenizer, tokens: Iterable[int], stop: Sequence[str] = ()) -> I
     """
     from tokenizers.decoders import DecodeStream
 
-    if isinstance(stop, str) or not all(stop):
+    if isinstance(stop, str) or not all(isinstance(s, str) and s for s in stop or ()):
         raise ValueError(f"stop={stop!r}: expected a list of non-empty strings")
+    stop = stop or ()
     decoder = DecodeStream(skip_special_tokens=True)
     held = ""
     for token in tokens:

@@ -103,6 +103,10 @@ class Transformer(nn.Module):
                 f"tokens_BT is on {tokens_BT.device} but the model is on {self.device}: "
                 f"move them, tokens.to({str(self.device)!r})"
             )
+        if (T := tokens_BT.shape[1]) > self.config.max_context:
+            raise ShapeError(
+                f"T={T} tokens, but the context is {self.config.max_context}: cut them"
+            )
         cache = NoCache() if cache is None else cache
         positions_BT = cache.positions(tokens_BT.shape, tokens_BT.device)
         rope = rope_table(rope_frequencies(self.config, tokens_BT.device), positions_BT)

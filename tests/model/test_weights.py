@@ -103,11 +103,27 @@ def test_older_configs_name_rope_theta_at_the_top():
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "RoPE scaling 'yarn'"),
         ({"num_key_value_heads": 4}, "num_attention_heads=6 is not a multiple of K=4"),
+        ({"num_attention_heads": 0, "num_key_value_heads": 0}, "wrong kind"),
+        ({"num_attention_heads": "6"}, "wrong kind"),
+        ({"hidden_size": 48.5}, "Config.D is 48.5"),
+        ({"max_position_embeddings": None}, "max_context is None"),
+        ({"rms_norm_eps": None}, "norm_eps is None"),
+        ({"rope_parameters": {"rope_theta": 0}}, "rope_base is 0"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "lacks 'factor'"),
     ],
 )
 def test_what_we_cannot_honour_is_refused(change, message):
     with pytest.raises(UnsupportedModel, match=message):
         Config.from_hf(TINY.to_hf() | change)
+
+
+def test_a_config_that_lacks_a_size_says_which():
+    hf = TINY.to_hf()
+    del hf["hidden_size"]
+    with pytest.raises(UnsupportedModel, match=r"config\.json lacks 'hidden_size'"):
+        Config.from_hf(hf)
+    with pytest.raises(UnsupportedModel, match="holds list: expected an object"):
+        Config.from_hf([])
 
 
 @pytest.fixture
@@ -130,6 +146,36 @@ def test_wrong_shapes_and_names_are_named(folder):
     edit_config(folder, num_hidden_layers=4)
     with pytest.raises(WeightsError, match=r"lacks 9 tensors, among them model.layers.3"):
         load_folder(folder)
+
+
+def test_a_head_that_is_not_tied_after_all_is_refused(tmp_path):
+    """transformers keeps both; to drop one silently would change every logit."""
+    folder = save_folder(tiny_model(), tmp_path / "untied")
+    edit_config(folder, tie_word_embeddings=True)
+    with pytest.raises(WeightsError, match=r"lm_head.weight is not the embedding: set it to false"):
+        load_folder(folder)
+
+
+def test_what_is_not_json_is_named(folder):
+    (folder / "config.json").write_text("{")
+    with pytest.raises(WeightsError, match=r"config.json is not JSON"):
+        load_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "bf16"}, "dtype is 'bf16': expected torch.float32"),
+        ({"dtype": torch.int8}, "dtype is torch.int8"),
+        ({"device": "foo"}, "device is 'foo': expected 'cpu'"),
+        ({"device": "cuda"}, "device is 'cuda', but torch sees no CUDA GPU here"),
+    ],
+)
+def test_impossible_dtypes_and_devices_are_named(folder, options, message):
+    if options.get("device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a CUDA GPU here")
+    with pytest.raises(ValueError, match=message):
+        load(folder, **{"device": "cpu", **options})
 
 
 def test_a_truncated_file_is_named(folder):
@@ -155,6 +201,8 @@ def test_pickles_are_never_loaded(folder):
 def test_unknown_names_say_what_was_tried(tmp_path):
     with pytest.raises(WeightsError, match=r"no model 'no/such'.*pass a checkpoint's folder"):
         load("no/such")
+    with pytest.raises(WeightsError, match="no model 'xxx"):
+        load("x" * 300)
     with pytest.raises(WeightsError, match=r"holds no config\.json"):
         load(tmp_path)
 

@@ -21,6 +21,7 @@ from lecture_util.roofline import (
     decode_step,
     forward,
     forward_flops,
+    kv_bytes_per_token,
     kv_cache_bytes,
     matmul,
     mlp,
@@ -261,3 +262,9 @@ def test_importing_the_roofline_loads_neither_torch_nor_sympy():
         "sys.exit(bool({'torch', 'sympy', 'psutil'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_name_in_place_of_a_shape_is_refused_with_the_remedy():
+    for function in (num_params, kv_bytes_per_token):
+        with pytest.raises(TypeError, match=r"PUBLISHED\['llama-2-13b'\]"):
+            function("llama-2-13b")
