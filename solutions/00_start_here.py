@@ -54,7 +54,9 @@ for dtype, rate in machine.flops_per_s.items():
 # ## The model
 #
 # We use **SmolLM2-135M-Instruct**, small enough for a laptop and large enough to answer in
-# sentences. It came with the course's requirements, so nothing is downloaded now. Its forward pass is
+# sentences. It came with the course's requirements, so nothing is downloaded now. Its package holds
+# weights rounded to 4 bits (Q4_1; the embedding to 8, Q8_0), loaded as bf16 values: it is not bit for
+# bit the published model, and notebook 06 says what this changes. Its forward pass is
 # ours, about a hundred lines that we read together in notebook 01; the tokenizer is Hugging Face's.
 
 # %%
@@ -138,9 +140,9 @@ guess.reveal(1 / step.median_s, predicted=most_tokens_per_s, low=slow, high=fast
 # within a small factor on a machine that nobody has looked at before.
 
 # %% [markdown]
-# The formula is a bound, so the measurement lies below it. The rest of the time went into reading
-# weights at less than the full copy rate, and into the hundreds of small operations between the
-# large products. Notebook 02 makes this exact; notebook 03 shows where the formula starts to fail.
+# The formula is a bound, so the measurement should lie below it. Likely causes: reading weights at less
+# than the full copy rate, and the hundreds of small operations between the large products. Notebooks 02
+# and 03 examine them, and 03 shows where the formula starts to fail.
 # On a GPU the gap is wider for so small a model: launching the operations takes longer than reading
 # the weights.
 #
@@ -157,7 +159,7 @@ from lecture_util.roofline.hardware import ACCELERATORS
 def bound(model="llama-3-8b", bytes_per_weight=2.0):
     size = bytes_of(PUBLISHED[model], bytes_per_weight)
     rates = [a.bandwidth_bytes_per_s / size for a in ACCELERATORS.values()]
-    title = f"{model}, {size / 1e9:.1f} GB of weights: at most so many tokens/s for one user"
+    title = f"{model}, {size / 1e9:.1f} GB of weights: upper bound on tokens/s for one user"
     return bars(list(ACCELERATORS), rates, "tokens/s", title=title, source="data sheets").figure
 
 

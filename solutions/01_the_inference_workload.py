@@ -106,7 +106,7 @@ def draw(billion_words_a_day, tokens_per_word, model, accelerator, busy):
         f"B = {B}" + ("" if fits else " (does not fit)")
         for B, (_, _, fits) in zip(batches, rows, strict=True)
     ]
-    title = f"{rows[0][0]:,.0f} tokens/s need at least so many {accelerator.upper()}s"
+    title = f"{rows[0][0]:,.0f} tokens/s: lower bound on {accelerator.upper()}s needed"
     return bars(labels, [n for _, n, _ in rows], "GPUs", title=title, log=True).figure
 
 
@@ -183,7 +183,7 @@ print(f"latency     {latency_s * 1e3:6.1f} ms      {latency_s / latency_bound_s:
 print(f"throughput  {len(times_s) / times_s[-1]:6.1f} tokens/s")
 
 # %% [markdown]
-# TTFT is the prefill, and little else: here it is alone.
+# TTFT is the prefill and little else, up to noise. Here is the prefill alone:
 
 # %% tags=["nbval-ignore-output"]
 print("prefill", measure(generate.prefill, model, [prompt], len(prompt) + 1, repeats=5))
@@ -216,7 +216,7 @@ for B in (1, 8):
     print(f"B={B}: latency {step_s * 1e3:5.1f} ms, throughput {B / step_s:5.0f} tokens/s")
 
 # %% [markdown]
-# Compare the two columns: what each user loses in latency, and what all users together gain in
+# Compare the two columns. Up to noise, no user's latency improves, and all users together gain
 # throughput. Notebook 03 is about this trade.
 
 # %% [markdown]
@@ -824,7 +824,7 @@ check("1.5", balanced_context)
 # So serving has cost as many FLOPs as training once **three times the training tokens** were served:
 
 # %%
-trained_tokens = 15e12  # about what Llama 3 saw, read off a plot in arXiv:2407.14679
+trained_tokens = 15e12  # Llama 3: ≈ 15T, read off a plot in arXiv:2407.14679 (Minitron)
 served_a_day = 100e9 * 4 / 3  # Altman's words, at 4/3 tokens a word
 print(f"{3 * trained_tokens / served_a_day:.0f} days, were both about one model")
 

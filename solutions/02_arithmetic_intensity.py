@@ -15,6 +15,7 @@ import math
 import matplotlib.pyplot as plt
 import sympy
 import torch
+import torch.nn.functional as nnf
 from torch import nn
 
 from lecture_util.classroom import check, hint, predict, status, step, use_style
@@ -63,6 +64,10 @@ guess = predict("time for 8 rows / time for 1 row", unit="×")
 # %% [markdown]
 # On a GPU so small a product would be over before the next could be launched, so there we take the
 # shape of a larger model, Llama-2-13B's up projection.
+#
+# We call torch's own product on the layer's matrix, since the machine's peak was measured with torch's
+# own too. For few rows in fp32 on a CPU, the layer itself takes another library
+# (`lecture_util/model/linear.py`).
 
 # %%
 layer = model.head
@@ -76,7 +81,7 @@ def rows(B):
 
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
-one, eight = (measure(layer, rows(B), repeats=9, warmup=3) for B in (1, 8))
+one, eight = (measure(nnf.linear, rows(B), layer.weight, repeats=9, warmup=3) for B in (1, 8))
 print(f"1 row {one}\n8 rows {eight}")
 guess.reveal(eight.best_s / one.best_s)
 
@@ -178,7 +183,7 @@ def matmul_intensity(B, D, F):
 # %% tags=["nbval-ignore-output", "hide-input"] slideshow={"slide_type": "subslide"}
 step(matmul_intensity, B, D, F)
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ### Exercise 2.1: a matmul with quantized weights
 # *8 minutes · counting bytes by what they hold*
 #
@@ -221,8 +226,8 @@ assert round(ridge) == 295
 print(f"{ridge:.1f} FLOPs per byte")
 
 # %% [markdown]
-# Sources round differently: the lecture uses 989 TFLOP/s, our table has 989.5, torchtitan's number.
-# It makes no difference that anyone will see.
+# Sources round differently: the lecture uses 989 TFLOP/s, as torchtitan does; our table has 989.5, half
+# of the data sheet's 1,979 with 2:4 sparsity. It makes no difference that anyone will see.
 
 # %%
 h100 = ACCELERATORS["h100"]
@@ -312,7 +317,7 @@ for batch in (295, 296, 320, 321):
     print(f"B={batch}: {cost.intensity:.1f} FLOPs per byte, {cost.bound(h100)}-limited")
 
 # %% [markdown]
-# > **Erratum 5.** $B > 295$ is the limit for $D, F \to \infty$. At Llama-2-13B's sizes, $D=5120$ and
+# > **Erratum.** $B > 295$ is the limit for $D, F \to \infty$. At Llama-2-13B's sizes, $D=5120$ and
 # > $F=13824$, the product becomes compute-limited from $B = 321$ on.
 #
 # Set the intensity equal to the ridge $R$ and solve for $B$. `crossover_batch` has the solution:
@@ -357,8 +362,8 @@ for name, (d, f) in shapes.items():
 #     return B > ridge
 # ```
 #
-# Write it so that it is right for every shape: `True` if the 16-bit matmul's intensity reaches the
-# ridge, else `False`.
+# Write it so that it is right for every shape: `True` if the 16-bit matmul's intensity is at least
+# the ridge, else `False`.
 
 
 # %%
@@ -382,7 +387,7 @@ check("2.2", compute_limited)
 # %% tags=["nbval-ignore-output"]
 batches = [2**k for k in range(12 if on_gpu else 9)]
 costs = [matmul(batch, D_in, F_out, width) for batch in batches]
-times = [measure(layer, rows(batch), repeats=5) for batch in batches]
+times = [measure(nnf.linear, rows(batch), layer.weight, repeats=5) for batch in batches]
 
 print("  B  FLOPs/byte  predicted  measured  ratio")
 for batch, cost, time in zip(batches, costs, times, strict=True):
@@ -399,27 +404,30 @@ caption(ax, device=here.name, dtype=dtype, shapes=f"D={D_in}, F={F_out}; fastest
 plt.show()
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
-# **Read.** The shape is the roofline's: a slope, a knee near the ridge, a roof. The points lie below
-# it, usually most of all at the knee. Two causes can be told apart.
+# **Read.** The shape is the roofline's: a slope, a knee near the ridge, a roof. The points should lie
+# below it, usually furthest at the knee. (One above it says that a peak was measured too low, perhaps
+# while something else was running.) Two causes can be told apart.
 #
-# 1. At $B=1$ only reading counts. The ratio there is how much of the copy bandwidth this kernel gets
-#    out of one core.
+# 1. At $B=1$ reading is nearly all. One over the ratio there is the share of the copy bandwidth that
+#    this kernel gets out of one core (on a GPU, its launch included).
 # 2. At the knee the roofline takes the *larger* of two times, as if reading and computing overlapped
-#    perfectly. Try the opposite: no overlap at all, the time of $B=1$ plus the computing time.
+#    perfectly. Try the opposite, no overlap at all: their sum. To compare only that, both columns take
+#    the measured time of $B=1$, $t_1$, for reading.
 
 # %% slideshow={"slide_type": "subslide"} tags=["nbval-ignore-output"]
-reading_s = times[0].best_s
-print("  B  measured / larger  measured / sum")
+t1 = times[0].best_s
+print("  B  measured / max(t1, compute)  measured / (t1 + compute)")
 for batch, cost, time in zip(batches, costs, times, strict=True):
-    larger_s = cost.time_s(here, dtype)
-    sum_s = reading_s + cost.compute_s(here, dtype)
-    print(f"{batch:4}{time.best_s / larger_s:19.2f}{time.best_s / sum_s:16.2f}")
+    compute_s = cost.compute_s(here, dtype)
+    larger, total = time.best_s / max(t1, compute_s), time.best_s / (t1 + compute_s)
+    print(f"{batch:4}{larger:29.2f}{total:27.2f}")
 
 # %% [markdown]
-# A column that stays near 1 names the cause. If it is the second, reading and computing take turns, as
-# they tend to on a CPU core. A GPU is built to overlap the two, so run this there and compare; each of
-# its times includes some ten microseconds for the launch. If *both* columns are well above 1, something
-# else takes the time: a kernel that was not made for so many rows, or another program on this machine.
+# A column that stays near 1 is the better account of the two, though no proof. If it is the second,
+# reading and computing seem to take turns, as they tend to on a CPU core. A GPU is built to overlap the
+# two, so run this there and compare. If *both* columns are well above 1, something else takes the time:
+# a kernel that was not made for so many rows, or another program on this machine. Well below 1, several
+# rows read faster than one did: theirs is another kernel, or $t_1$ was disturbed.
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # ### A benchmark that lies
@@ -439,9 +447,10 @@ for name, time in (("one layer, again and again", same), ("all layers in turn", 
 print(f"{'a large copy':28} {here.bandwidth_bytes_per_s / 1e9:6.1f} GB/s")
 
 # %% [markdown]
-# The first number is no memory bandwidth: those bytes came from a cache. A decode step visits every
-# layer once, so the second is what generation gets. (On a GPU both are small: launching so many small
-# operations takes longer than reading.) **Measure with more data than the caches
+# Where the first number is above the second, its bytes came from a cache and it is no memory bandwidth,
+# whether or not it beats the copy. A decode step visits every layer once, so the second is what
+# generation gets. (On a GPU both are small: launching so many small operations takes longer than
+# reading. Here we call the model's own layers, since that is what a decode step does.) **Measure with more data than the caches
 # hold**, or the roofline you plot is the cache's.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
@@ -461,7 +470,7 @@ print(f"{'a large copy':28} {here.bandwidth_bytes_per_s / 1e9:6.1f} GB/s")
 # $y = \big(\mathrm{SiLU}(x W_\text{gate}) \odot x W_\text{up}\big)\, W_\text{down}$, matrix products
 # only. (The lecture writes GeLU; Llama's gate is SiLU. It costs no product either way.)
 #
-# > **Erratum 11.** $x$ has shape $B \times T \times D$. It is sometimes written as
+# > **Erratum.** $x$ has shape $B \times T \times D$. It is sometimes written as
 # > $B \times T \times F$ in the gate's step; the down projection is the one that reads width $F$.
 
 # %%
@@ -489,7 +498,7 @@ intensity, limit
 # **An MLP does about B·T FLOPs a byte**: every row of every sequence uses the same three matrices.
 
 # %% [markdown]
-# > **Erratum 6.** These accounts write $u$ and $g$ but never read them back, although step 7 needs
+# > **Erratum.** These accounts write $u$ and $g$ but never read them back, although step 7 needs
 # > both. Unfused, the bytes are $4BTD + 8BTF + 6DF$; if the gate and the up projection are fused with
 # > the down projection, $u$ and $g$ stay on the chip and all terms with $BTF$ vanish.
 #
@@ -593,7 +602,8 @@ assert torch.allclose(ours_BKGH.flatten(1, 2), theirs_BTNH[:, 0], atol=1e-6)
 
 # %% [markdown]
 # **Predict**: bytes over bandwidth. The MLP's bytes hardly depend on $B$, attention's are
-# proportional to it. Which one takes longer at $B=8$?
+# proportional to it. Which one takes longer at $B=8$? (The MLPs are the model's own layers, with the
+# library that they choose: the prediction is from bandwidth alone, so no peak enters it.)
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 from lecture_util.model.transformer import Block
@@ -670,7 +680,7 @@ plt.show()
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## Can attention's intensity be improved?
 #
-# > **Erratum 4.** "Attention's intensity in generation is at most 1, and that can't be improved": so
+# > **Erratum.** "Attention's intensity in generation is at most 1, and that can't be improved": so
 # > it is for multi-head attention only.
 #
 # In **grouped-query attention** $G$ query heads share one KV head, so each key that was read answers
@@ -757,7 +767,7 @@ check("2.3", queries_needed)
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## The fine print of prefill
 #
-# > **Erratum 14.** "Prefill attention does S/2 FLOPs a byte, and a pass is O(T²)." Three footnotes.
+# > **Erratum.** "Prefill attention does S/2 FLOPs a byte, and a pass is O(T²)." Three footnotes.
 #
 # **A causal mask halves the FLOPs.** No query needs a key ahead of it, and a good kernel skips those
 # scores. Of $S^2$, $S(S+1)/2$ are left; the bytes stay.
@@ -814,8 +824,9 @@ print(f"or over a causal prompt of {2 * linear // per_key - 1:,} tokens")
 # *12 minutes · reading a cost off shapes and a mask*
 #
 # $T$ new positions, the last of $S$, attend with $N$ query heads over $K$ KV heads of width $H$, in
-# 16 bits. Each query sees itself and all positions before it; no other score is computed. Return
-# `(flops, bytes)`: K and V read once, Q read, the output written.
+# 16 bits. Each query sees itself and all positions before it; no other score is computed. Count the
+# matrix products only (no softmax). Return `(flops, bytes)`: K and V read once, Q read, the output
+# written.
 
 
 # %% slideshow={"slide_type": "subslide"}
@@ -873,9 +884,9 @@ Markdown("\n".join(lines))
 # The usual summary is "prefill is compute-limited, generation is memory-limited". As a rule of thumb
 # it is good. In full:
 #
-# - **Prefill** is compute-limited once the batch has some 330 tokens (MLP) and its prompts some 1,200
+# - **Prefill** is compute-limited once the batch has 326 tokens (MLP) and its prompts some 1,200
 #   (causal multi-head attention) on an H100. A short prompt for one user is memory-limited too.
-# - **Generation** is memory-limited for batches below some 330. In the **MLP** intensity is the batch,
+# - **Generation** is memory-limited for batches below 326. In the **MLP** intensity is the batch,
 #   so concurrent requests help. In **attention** it is $S G/(S+G)$, at most $G$: no number of requests
 #   helps, but sharing keys among queries does.
 

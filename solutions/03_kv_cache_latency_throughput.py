@@ -20,7 +20,7 @@ import sympy
 import torch
 from IPython.display import display
 
-from lecture_util.classroom import check, explore, predict, status, step, use_style
+from lecture_util.classroom import check, explore, hint, predict, status, step, use_style
 from lecture_util.model.weights import load, load_tokenizer
 
 use_style()
@@ -121,29 +121,34 @@ for flops in (naive_flops, cached_flops):
 #
 # ### How much of that is cubic?
 #
-# An $O$ says what wins *in the end*. When is the end? Where the cubic term $\tfrac23 A n^3$ passes the
-# quadratic $M n^2$:
+# An $O$ says what wins *in the end*. When is the end? For one pass, where attention's $2At^2$ passes
+# $2Mt$; for naive generation, where the cubic term $\tfrac23 A n^3$ passes the quadratic $M n^2$:
 
 # %%
 crossing = sympy.solve(sympy.Eq(M * n**2, sympy.Rational(2, 3) * A * n**3), n)
+print("attention wins in a pass from t =", sympy.solve(sympy.Eq(M * t, A * t**2), t)[0])
 print("cubic term wins from n =", crossing[0])
 
 # %% slideshow={"slide_type": "subslide"}
 from lecture_util.model.config import PUBLISHED
 
-print("shape          cubic wins from   context")
-longer_context = []
+print("shape          pass from  generation from  context")
+within_pass, within_generation = [], []
 for name, c in PUBLISHED.items():
-    n_cubic = 3 * linear_weights(c) / (2 * c.N * c.H * c.L)
-    longer_context += [name] if c.max_context > n_cubic else []
-    print(f"{name:<14} {n_cubic:>10,.0f}   {c.max_context:>12,}")
-assert longer_context == ["qwen2.5-0.5b"]
+    t_pass = linear_weights(c) / (c.N * c.H * c.L)
+    within_pass += [name] if c.max_context > t_pass else []
+    within_generation += [name] if c.max_context > 1.5 * t_pass else []
+    print(f"{name:<14} {t_pass:>9,.0f} {1.5 * t_pass:>16,.0f} {c.max_context:>8,}")
+assert within_pass == ["smollm2-135m", "qwen2.5-0.5b"]
+assert within_generation == ["qwen2.5-0.5b"]
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # > **Erratum.** One often reads that a forward pass is $O(T^2)$, so that generating $T$ tokens naively
-# > is $O(T^3)$. True as a limit. But within the context that these models were trained for, the
-# > $O(T)$ work of the linear layers dominates a pass in all but one of the ten shapes, and naive
-# > generation grows like $T^2$. For Llama-2-13B the cubic term would take over past 92,928 tokens.
+# > is $O(T^3)$. True as a limit. But up to the full context in the table, the $O(T)$ work of the linear
+# > layers dominates a pass in eight of the ten shapes, and the $T^2$ term dominates naive generation in
+# > nine. For Llama-2-13B the crossings are at 61,952 and 92,928 tokens.
+#
+# (Mistral-7B's 4,096 is its window; up to there its attention is full attention.)
 
 # %% [markdown] slideshow={"slide_type": "notes"}
 # *For the instructor.* Ask: "which is larger in a 13B model at 4,000 tokens, the linear layers or attention?" Most people
@@ -252,10 +257,10 @@ plt.show()
 #
 # - *Naive* rises with length once there are enough tokens to keep the arithmetic units busy: it waits
 #   for computing, and the time follows $2Mt$. Where it lies above its prediction at short lengths, the
-#   small matrices don't reach the peak that large square ones do; where it lies below, the peak was
+#   small matrices don't reach the peak that large square ones do. It may lie below, and step up past 32
+#   tokens: on a CPU the model multiplies up to 32 rows through oneDNN (`lecture_util/model/linear.py`),
+#   while the peak was measured with torch's own choice. Past 32 tokens, below means that the peak was
 #   measured while something else was running.
-#   A step up past 32 tokens on a CPU is ours: for up to 32 rows the model multiplies through another
-#   library (`lecture_util/model/linear.py`).
 # - *Cached* is flat: the same weights are read whatever the length, and one more position of cache
 #   is little beside them. Its FLOPs fell by a factor of the length, its time by much less, since it now
 #   waits for memory. That is the trade this notebook is about.
@@ -286,7 +291,7 @@ from lecture_util.model.tokenizer import chat
 question = chat(tokenizer, "Why is the sea salty, and why are most lakes not? Explain briefly.")
 race(model, tokenizer, question, max_new_tokens=48)
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ### Exercise 3.1: a chat of many turns
 # *10 minutes · counting tokens through the model, off-by-ones included*
 #
@@ -315,7 +320,10 @@ def chat_tokens(turns, user, reply):
 check("3.1", chat_tokens)
 
 # %% [markdown]
-# Stuck? Put `hint("3.1")` into a new cell; each call opens one more.
+# Stuck? Each call opens one more hint.
+
+# %% slideshow={"slide_type": "skip"}
+hint("3.1")
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## 3. What can be kept, and why
@@ -404,7 +412,7 @@ def logits_after(cache, cuts):
 # %%
 with torch.inference_mode():
     no_cache_BV = model(tokens_BT[:, :12])[:, -1]
-for cuts in ([12], [1] * 12, [5, 1, 1, 5], [7, 5], [2, 9, 1]):
+for cuts in ([12], [1] * 12, [11, 1], [5, 1, 1, 5], [7, 5], [2, 9, 1]):
     for cache in (GrowingCache(), KVCache(config, 1, 12, model.dtype, model.device)):
         gap = (logits_after(cache, cuts) - no_cache_BV).abs().max().item()
         assert gap < 1e-2, (type(cache).__name__, cuts, gap)
@@ -518,8 +526,8 @@ for name, c in PUBLISHED.items():
     print(f"{name:<14} {format_bytes(w):>9} {each:>9,} B {w // each:>13,} tokens")
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
-# One long conversation with Llama-2-7B, or a few dozen ordinary ones, weigh as much as the model. That
-# is what "gigabytes" means when a slide says it. Shapes: Lightning-AI/litgpt, `litgpt/config.py`.
+# With Llama-2-7B 6.3 full contexts of 4,096 tokens, or a few dozen conversations of 700, weigh about as
+# much as the model. That is what "gigabytes" means when a slide says it. Shapes: Lightning-AI/litgpt, `litgpt/config.py`.
 #
 # ### A formula with an assumption in it
 #
@@ -871,7 +879,7 @@ caption(ax, device=machine.name, dtype="fp32", shapes=f"SmolLM2-135M, S={context
 plt.show()
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
-# **Read.** The measurement lies above the bound. Three causes can be told apart by measuring each.
+# **Read.** The measurement should lie above the bound. Three causes can be told apart by measuring each.
 #
 # *Cause 1: everything that isn't a large matrix.* A model with the same number of layers and widths of
 # almost nothing has hardly any bytes to read and hardly any FLOPs. What remains is Python, and the
@@ -919,9 +927,11 @@ print(f"each sequence {1e3 * each:6.2f} ms   (computing at peak: {1e3 * flops_ea
 
 # %% [markdown]
 # Where "each sequence" is near its computing time, the larger batches wait for arithmetic: more
-# sequences per step stop being nearly free. Far above it, products of so few rows don't reach the peak;
-# well below it, the peak was measured on a busy machine. On a GPU both
-# parts nearly vanish behind cause 1, and the curve is flat: this model is too small to fill it.
+# sequences per step stop being nearly free. Far above it, products of so few rows don't reach the peak.
+# It may also lie below: on a CPU up to 32 rows go through oneDNN (`lecture_util/model/linear.py`), while
+# the peak was measured with torch's own choice, MKL where it has it. And the line is biased: smaller
+# batches wait partly for memory, which flattens it and raises "once". On a GPU both parts nearly vanish
+# behind cause 1, and the curve is flat: this model is too small to fill it.
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # ### A 13B shape on a GPU
@@ -1029,8 +1039,8 @@ print("mean TTFT one by one:", sympy.factor(one_by_one))
 print("together over one by one:", sympy.limit(together / one_by_one, B, sympy.oo), "in the limit")
 
 # %% [markdown]
-# No request is later than it would have been in the batch, and the mean wait halves. In generation it
-# is the reverse: a batch of steps costs little more than one. Hence the rule: **small batches for
+# In this model no request is later than it would have been in the batch, and the mean wait is
+# $(B+1)/2B$ of the batch's: half for many prompts, 0.625 for four. In generation it is the reverse: a batch of steps costs little more than one. Hence the rule: **small batches for
 # prefill, for the sake of TTFT; large batches for generation, for throughput.** Measured, for four
 # prompts of 64 tokens:
 

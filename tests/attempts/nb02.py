@@ -47,6 +47,24 @@ ATTEMPTS = [
         lambda B, D, F, w, a: (a * (B * D + B * F) + w * D * F) / (2 * B * D * F),
         "bytes per FLOP",
     ),
+    (
+        "2.1",
+        "widths swapped",
+        lambda B, D, F, w, a: 2 * B * D * F / (w * (B * D + B * F) + a * D * F),
+        "widths are swapped",
+    ),
+    (
+        "2.1",
+        "bits for bytes",
+        lambda B, D, F, w, a: 2 * B * D * F / (8 * a * (B * D + B * F) + 8 * w * D * F),
+        "FLOPs per bit",
+    ),
+    (
+        "2.1",
+        "bytes taken for bits",
+        lambda B, D, F, w, a: 2 * B * D * F / (a / 8 * (B * D + B * F) + w / 8 * D * F),
+        "taken for bits",
+    ),
     ("2.2", "the claim", lambda B, D, F, ridge: ridge < B, "the claim itself"),
     (
         "2.2",
@@ -66,6 +84,12 @@ ATTEMPTS = [
         lambda B, D, F, ridge: 1 / (1 / B + 1 / D + 1 / F),
         "expected True or False",
     ),
+    (
+        "2.2",
+        "equality excluded",
+        lambda B, D, F, ridge: 2 * B * D * F / (2 * B * D + 2 * D * F + 2 * B * F) > ridge,
+        ">= and not >",
+    ),
     ("2.3", "the limit", lambda S, ridge: math.ceil(ridge), "limit for endless contexts"),
     (
         "2.3",
@@ -84,6 +108,18 @@ ATTEMPTS = [
         "rounded down",
         lambda S, ridge: int(ridge * S / (S - ridge)) if ridge < S else math.inf,
         "just below the ridge",
+    ),
+    (
+        "2.3",
+        "floor plus one",
+        lambda S, ridge: int(ridge * S / (S - ridge)) + 1 if ridge < S else math.inf,
+        "one too many",
+    ),
+    (
+        "2.3",
+        "context equal to the ridge",
+        lambda S, ridge: math.ceil(ridge * S / (S - ridge)) if ridge <= S else math.inf,
+        "ZeroDivisionError",
     ),
     (
         "2.4",
@@ -123,6 +159,33 @@ ATTEMPTS = [
             4 * B * S * K * H + 4 * B * T * N * H,
         ),
         "there are two products",
+    ),
+    (
+        "2.4",
+        "tuple swapped",
+        lambda B, S, T, N, K, H: (
+            4 * B * S * K * H + 4 * B * T * N * H,
+            4 * B * N * H * (T * (S - T) + T * (T + 1) // 2),
+        ),
+        "the two are swapped",
+    ),
+    (
+        "2.4",
+        "diagonal forgotten",
+        lambda B, S, T, N, K, H: (
+            4 * B * N * H * (T * (S - T) + T * (T - 1) // 2),
+            4 * B * S * K * H + 4 * B * T * N * H,
+        ),
+        "sees itself too",
+    ),
+    (
+        "2.4",
+        "FLOPs of K heads",
+        lambda B, S, T, N, K, H: (
+            4 * B * K * H * (T * (S - T) + T * (T + 1) // 2),
+            4 * B * S * K * H + 4 * B * T * N * H,
+        ),
+        "sharing saves bytes",
     ),
     ("2.5", "the slogan", slogan, "the slogan"),
     ("2.5", "attention by rows", rows_decide, "treats attention like the MLP"),

@@ -49,6 +49,14 @@ def _(answer, c):
             "this is bytes per FLOP: intensity is the other way round": (
                 lambda B, D, F, w, a: 1 / quantized_intensity(B, D, F, w, a)
             ),
+            "the two widths are swapped: weight_bytes belongs to the D·F weights, activation_bytes "
+            "to x and y": lambda B, D, F, w, a: quantized_intensity(B, D, F, a, w),
+            "this is FLOPs per bit: the widths are in bytes, so nothing is multiplied by 8": (
+                lambda B, D, F, w, a: quantized_intensity(B, D, F, w, a) / 8
+            ),
+            "the widths are taken for bits: they are in bytes, so nothing is divided by 8": (
+                lambda B, D, F, w, a: quantized_intensity(B, D, F, w, a) * 8
+            ),
         },
     )
 
@@ -79,6 +87,8 @@ def _(answer, c):
         (c.int(2000, 9000), c.int(ridge // 2, ridge - 1), F, ridge),
         (c.int(2, ridge // 2), D, F, ridge),
     ]
+    power = 2 ** c.int(5, 9)  # 1/2 + 1/4 + 1/4: the intensity is the ridge, exactly in floats too
+    cases.append((2 * power, 4 * power, 4 * power, power))
     c.like(
         answer,
         reaches,
@@ -94,6 +104,9 @@ def _(answer, c):
             "reciprocals add up": lambda B, D, F, ridge: min(B, D, F) >= ridge,
             "True and False are swapped: this says where the matmul is memory-limited": (
                 lambda B, D, F, ridge: not reaches(B, D, F, ridge)
+            ),
+            "an intensity equal to the ridge reaches it: >= and not >": (
+                lambda B, D, F, ridge: 1 / (1 / B + 1 / D + 1 / F) > ridge
             ),
         },
     )
@@ -119,6 +132,8 @@ def _(answer, c):
             S = int(ridge * factor) + c.int(1, 9)
             exact = ridge * S / (S - ridge)
         cases.append((S, ridge))
+    power = 2 ** c.int(6, 8)  # S = 2·ridge needs G = 2·ridge, exactly in floats too
+    cases.append((2 * power, power))
     ridge = c.int(100, 300) + 0.25
     cases += [(c.int(20, 99), ridge), (int(ridge), ridge)]
 
@@ -141,8 +156,12 @@ def _(answer, c):
             "rounding down leaves the intensity just below the ridge": (
                 lambda S, ridge: math.floor(ridge * S / (S - ridge)) if ridge < S else math.inf
             ),
+            "one too many where the solution is a whole number: math.ceil leaves it as it is": (
+                lambda S, ridge: math.floor(ridge * S / (S - ridge)) + 1 if ridge < S else math.inf
+            ),
         },
     )
+    c.like(answer, needed, [(power, power)], rtol=0)  # last: here S − ridge is zero
 
 
 def _pairs(S, T):
@@ -202,6 +221,17 @@ def _(answer, c):
             "all S keys": flops_by(lambda S, T: S * T / 2),
             "the triangle counts only keys among the T new ones: each query also sees the S−T "
             "before them": flops_by(lambda S, T: T * (T + 1) / 2),
+            "the diagonal is forgotten: each query sees itself too": flops_by(
+                lambda S, T: T * (S - T) + T * (T - 1) // 2
+            ),
+            "FLOPs are counted with K heads: sharing saves bytes, but each of the N query heads "
+            "has scores of its own": lambda B, S, T, N, K, H: (
+                4 * B * K * H * _pairs(S, T),
+                gqa_cost(B, S, T, N, K, H)[1],
+            ),
+            "the two are swapped: return (flops, bytes), in this order": (
+                lambda *shape: gqa_cost(*shape)[::-1]
+            ),
             "the scores are counted but not the weighted sum of the values, or the other way "
             "round: there are two products": flops_by(lambda S, T: _pairs(S, T) / 2),
         },
