@@ -70,7 +70,7 @@ class Checker:
             raise Wrong(f"expected a function, got {kind(answer)}: pass its name, without calling")
         self._given = _describe(answer, args, kwargs)
         try:
-            return answer(*map(_copy, args), **{k: _copy(v) for k, v in kwargs.items()})
+            got = _apply(answer, args, kwargs)
         except NotImplementedError as error:
             if error.args:  # torch reports a missing operator with this type, and a text
                 raise Wrong(self._raised(error)) from error
@@ -79,6 +79,10 @@ class Checker:
             raise
         except BaseException as error:  # SystemExit too: a check never ends the notebook
             raise Wrong(self._raised(error)) from error
+        if inspect.iscoroutine(got):
+            got.close()  # or Python warns that it was never awaited
+            raise Wrong("your function is async: write it with plain `def`")
+        return got
 
     def raises(self, error: type[Exception], answer: Callable, /, *args: Any, **kwargs: Any) -> str:
         """The answer must refuse these arguments with `error`; gives back the error's text."""

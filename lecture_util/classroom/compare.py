@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Mapping
 from fractions import Fraction
-from numbers import Number
+from numbers import Number, Rational
 from typing import Any
 
 import numpy as np
@@ -88,11 +88,21 @@ def _number(got: Any, want: Any, rtol: float, atol: float) -> str | None:
         return None
     if isinstance(got, complex) or isinstance(want, complex):
         close = abs(got - want) <= atol + rtol * abs(want)
+    elif isinstance(got, Rational) and isinstance(want, Rational):  # may be beyond any float
+        off, of = abs(Fraction(got) - Fraction(want)), abs(Fraction(want))
+        close = bool(rtol or atol) and off <= Fraction(atol) + Fraction(rtol) * of
     else:
-        x, y = float(got), float(want)
+        x, y = _float(got), _float(want)
         close = math.isfinite(y) and abs(x - y) <= atol + rtol * abs(y) and bool(rtol or atol)
         close = close or (math.isnan(x) and math.isnan(y))
     return None if close else _expected(got, want)
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an int beyond any float
+        return math.inf if value > 0 else -math.inf
 
 
 def _exact(value: Any) -> Any:

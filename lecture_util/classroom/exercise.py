@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import os
 import pkgutil
 import random
@@ -83,14 +84,21 @@ class Classroom:
 
     def load_all(self) -> list[str]:
         """Import every notebook's checkers; all ids."""
-        package = importlib.import_module(self.package)
-        for module in pkgutil.iter_modules(package.__path__):
-            if match := re.fullmatch(r"nb(\d+)", module.name):
-                self.load(int(match[1]))
+        for number in self._numbers():
+            self.load(number)
         return sorted(self.exercises, key=_order)
 
+    def _numbers(self) -> list[int]:
+        """The notebooks that have a module of checkers."""
+        modules = pkgutil.iter_modules(importlib.import_module(self.package).__path__)
+        found = [re.fullmatch(r"nb(\d+)", module.name) for module in modules]
+        return [int(match[1]) for match in found if match]
+
     def check(self, id: str, answer: Any) -> None:
-        """Check an answer and print one line: ✓ solved, ○ not attempted, or ✗ and what is wrong."""
+        """Check an answer and print one line: ✓ solved, ○ not attempted, or ✗ and what is wrong.
+
+        What the answer prints doesn't show: to see it, call your function in a cell of its own.
+        """
         exercise, problem = self._find(id)
         if exercise is None:
             print(f"{WRONG} {problem}")
@@ -119,9 +127,16 @@ class Classroom:
             if not numbers:
                 print('no exercise was checked yet; status("02") lists a notebook\'s exercises')
         else:
+            if not re.fullmatch(r"\d+", str(notebook)):
+                print(f'{notebook!r} is not a notebook: pass its number, such as status("02")')
+                return
             numbers = [int(notebook)]
         for number in numbers:
             ids = self.load(number)
+            if not ids:
+                has = ", ".join(f"{n:02d}" for n in self._numbers())
+                print(f"there is no notebook {number:02d} with exercises; those that have: {has}")
+                continue
             solved = sum(self.verdicts.get(i) == SOLVED for i in ids)
             print(f"notebook {number:02d}: {solved} of {len(ids)} solved")
             width = max((len(self.exercises[i].title) for i in ids), default=0)
@@ -164,6 +179,9 @@ def _judge(exercise: Exercise, answer: Any) -> tuple[str, str]:
         text = f"checking this answer raised {error_text(error)}"
     else:
         return SOLVED, f"{c.passed} check{'s' * (c.passed != 1)}"
+    finally:
+        if inspect.iscoroutine(answer):
+            answer.close()  # or Python warns that it was never awaited
     text = " ".join(text.split())
     return WRONG, text if len(text) <= 400 else text[:399] + "…"
 

@@ -13,8 +13,13 @@ stray children), not against malice: grade strangers' code on a machine that hol
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
+import math
 import secrets
+import signal
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +32,11 @@ from .notebook import grade_id, is_answer, is_check
 from .sandbox import exercise_of, printed, run
 
 UNREACHED = "–"
+SIGNALS = [s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP")]
+
+
+class Interrupted(BaseException):
+    """A signal asked to stop; what was graded so far is kept."""
 
 
 @dataclass
@@ -155,10 +165,41 @@ def write_csv(grades: list[Grade], path: Path) -> None:
             writer.writerow([*head, *marks, "; ".join(g.notes), feedback])
 
 
+@contextlib.contextmanager
+def interrupts() -> Iterator[list[str]]:
+    """Turn the first of SIGNALS into Interrupted and ignore the rest; the names of those received.
+
+    One that was ignored before, as under nohup, still is.
+    """
+    received: list[str] = []
+
+    def stop(number: int, _frame: object) -> None:
+        received.append(signal.Signals(number).name)
+        if len(received) == 1:
+            raise Interrupted
+
+    before = {s: signal.getsignal(s) for s in SIGNALS}
+    for s, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(s, stop)
+    try:
+        yield received
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} s is no time limit: give seconds, above 0")
+    return value
+
+
 def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser("lecture_util grade", description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path, help="holds <student>/….ipynb or <student>.ipynb")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds for one submission")
+    parser.add_argument("--timeout", type=_seconds, default=300, help="seconds for one submission")
     parser.add_argument("--csv", type=Path, help="also write the table to this file")
     parser.add_argument(
         "--seed", help="LECTURE_SEED of the checks' inputs; drawn afresh by default"
@@ -166,6 +207,8 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     args = parser.parse_args(argv)
     if not args.folder.is_dir():
         parser.error(f"{args.folder} is not a folder: give the one that holds the submissions")
+    if args.csv and (args.csv.is_dir() or not args.csv.parent.is_dir()):
+        parser.error(f"--csv {args.csv}: expected a file in a folder that exists; create it first")
     found = submissions(args.folder)
     if not found:
         parser.error(f"no .ipynb in {args.folder} or in its folders: expected <student>/NN_….ipynb")
@@ -173,11 +216,26 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     if not known:
         parser.error(f"no released notebook in {root / 'notebooks'}: run `make notebooks` first")
     seed = args.seed or str(secrets.randbelow(10**6))
-    bar = tqdm(found, desc="grading", unit="submission", leave=False)
-    grades = [grade(s, path, known, args.timeout, seed, root) for s, path in bar]
+    grades: list[Grade] = []
+    with interrupts() as received:
+        with contextlib.suppress(Interrupted):
+            for student, path in tqdm(found, desc="grading", unit="submission", leave=False):
+                if received:  # where it came, an exception could not be raised
+                    break
+                grades.append(grade(student, path, known, args.timeout, seed, root))
+        if args.csv:
+            write_csv(grades, args.csv)
+        # After SIGHUP the terminal may be gone.
+        with contextlib.suppress(OSError) if received else contextlib.nullcontext():
+            _report(grades, seed, args.csv)
+            if received:
+                count = f"{len(grades)} of {len(found)} submissions are graded"
+                print(f"stopped by {received[0]}: {count}", file=sys.stderr, flush=True)
+    return 128 + signal.Signals[received[0]] if received else 0
+
+
+def _report(grades: list[Grade], seed: str, path: Path | None) -> None:
     print(table(grades))
     print(f"\n✓ solved  ○ not attempted  ✗ wrong  {UNREACHED} not reached   inputs: --seed {seed}")
-    if args.csv:
-        write_csv(grades, args.csv)
-        print(f"written to {args.csv}")
-    return 0
+    if path:
+        print(f"written to {path}", flush=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from lecture_util.classroom import reveal
 from lecture_util.classroom.figures import style
 
 SNUG = {"width": "auto"}
+THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 
 
 class Form(widgets.VBox):
@@ -37,6 +39,8 @@ class Prediction:
 
     def __init__(self, question: str, unit: str = "", choices: Sequence[Any] | None = None) -> None:
         self.question, self.unit = question, unit
+        if isinstance(choices, str):
+            raise ValueError(f"choices={choices!r} is a string: pass a list, such as ['yes', 'no']")
         self.choices = list(choices) if choices is not None else None
         self.guesses: list[Any] = []
         self.form = self._form()
@@ -57,8 +61,11 @@ class Prediction:
             if guess not in self.choices:
                 raise ValueError(f"{guess!r} is not a choice: choose from {self.choices}")
             return guess
+        text = str(guess).replace("_", "").strip()
+        if "," in text and not THOUSANDS.fullmatch(text):
+            raise ValueError(f"{guess!r} has a comma: type a decimal point, for example 1.5")
         try:
-            value = float(str(guess).replace(",", "").replace("_", "").strip())
+            value = float(text.replace(",", ""))
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
@@ -141,10 +148,14 @@ class Prediction:
 
         `low` and `high` are the measurement's spread. For a question of choices, `measured` (or
         else `predicted`) is the right one. `measured=None` says "not measured here".
+
+        Raises: ValueError if one of them is no finite number, or not one of the choices.
         """
         if self.choices is not None:
             self._reveal_choice(measured if measured is not None else predicted)
             return
+        given = {"measured": measured, "predicted": predicted, "low": low, "high": high}
+        measured, predicted, low, high = (reveal.finite(*item) for item in given.items())
         if measured is None and predicted is None and not self.guesses:
             print(f"{self.question}: no guess entered, not measured here")
             return
@@ -220,7 +231,7 @@ def _off(guess: float, truth: float | None) -> str:
         return "not checked"
     if guess == truth:
         return "exact"
-    if guess <= 0 or truth <= 0:
+    if guess <= 0 or truth <= 0 or not guess / truth:
         return f"off by {style.number(guess - truth)}"
     ratio = guess / truth
     if 0.9 <= ratio <= 1.1:

@@ -175,6 +175,9 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
         "--notes", action="store_true", help="print the speaker notes, open nothing"
     )
     args, flags = parser.parse_known_args(argv)  # the rest is JupyterLab's, such as --no-browser
+    for before, word in zip(["", *flags], flags, strict=False):
+        if word[0] != "-" and before[:1] != "-":  # nor the value of a flag, such as --port 8899
+            parser.error(f"unexpected {word!r} after {args.number}: one notebook is presented")
     try:
         require_slideshow()
         paths = sources(root, [args.number])[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from lecture_util.classroom.figures import style
 from lecture_util.classroom.figures.plots import plain_log_ticks
 
 COLORS = {"predicted": style.PREDICTED, "measured": style.MEASURED}
+HUGE = 1e200  # a logarithmic axis needs room beyond the largest guess, and floats end at 1e308
 MARKERS = {"predicted": "s", "measured": "o"}
 
 
@@ -25,6 +27,7 @@ def numbers(
 ) -> None:
     """Guesses, then `predicted` and `measured` where they are known, on one axis."""
     style.use_style()
+    guesses = [max(-HUGE, min(guess, HUGE)) if abs(guess) > 1 / HUGE else 0.0 for guess in guesses]
     labels = [_name(guesses)] * bool(guesses) + list(truths)
     room = 0.7 * (len(guesses) > 1)  # many guesses need height, so that none covers another
     _, ax = plt.subplots(figsize=(7.5, 1.3 + 0.55 * len(labels) + room))
@@ -44,6 +47,20 @@ def numbers(
     _limits(ax, [*guesses, *truths.values(), *(spread or ())])
     style.claim(ax, question)
     plt.show()
+
+
+def finite(name: str, value: Any) -> float | None:
+    """The value as a float; None stays None.
+
+    Raises: ValueError if it is no finite number.
+    """
+    try:
+        number = None if value is None else math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if number is not None and not math.isfinite(number):
+        raise ValueError(f"{name}={value!r} is not a finite number: pass one, or None for unknown")
+    return number
 
 
 def _name(guesses: Sequence[float]) -> str:
@@ -80,7 +97,7 @@ def _limits(ax: Axes, values: list[float]) -> None:
     smallest, largest = min(values), max(values)
     if smallest > 0 and largest > 10 * smallest:
         ax.set_xscale("log")
-        reach = largest / smallest
+        reach = min(largest / smallest, 1e40)
         ax.set_xlim(smallest / reach**0.08, largest * reach**0.35)
         plain_log_ticks(ax.xaxis)
     else:

@@ -45,28 +45,29 @@ def run(nb: NotebookNode, timeout_s: float, seed: str, root: Path) -> list[dict]
         book.write_text(dumps(nb), encoding="utf-8")
         env = kernel_env(root, **{MARK: mark, "LECTURE_SEED": seed, "JUPYTER_RUNTIME_DIR": scratch})
         errors = Path(scratch, ".errors.txt")
-        with errors.open("w", encoding="utf-8") as stderr:
-            # A file, not a pipe: a stray process would hold a pipe open after the run has ended.
-            child = subprocess.Popen(
-                [sys.executable, "-c", START, str(book), str(log), str(cwd)],
-                env=env,
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                start_new_session=True,
-            )
-        stop = None
+        stop = child = None
         try:
+            with errors.open("w", encoding="utf-8") as stderr:
+                # A file, not a pipe: a stray process would hold a pipe open after the run's end.
+                child = subprocess.Popen(
+                    [sys.executable, "-c", START, str(book), str(log), str(cwd)],
+                    env=env,
+                    cwd=cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr,
+                    start_new_session=True,
+                )
             if child.wait(timeout=timeout_s):
                 last = (errors.read_text(encoding="utf-8").splitlines() or ["no message"])[-1]
                 stop = f"the run ended with {child.returncode} ({last})"
         except subprocess.TimeoutExpired:
             stop = f"timed out after {timeout_s:g} s"
-        finally:
+        finally:  # also when a signal ends the grading
             _kill_marked(mark)
-            child.kill()
-            child.wait()
+            if child is not None:
+                child.kill()
+                child.wait()
         lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
         events = [json.loads(line) for line in lines if line.endswith("}")]
         return [*events, {"stop": stop}] if stop else events

@@ -1,5 +1,6 @@
 """What a student sees of an exercise: one line, and what is wrong in it."""
 
+import gc
 import importlib
 import random
 import sys
@@ -309,3 +310,37 @@ def test_the_package_hands_on_functions_even_after_their_modules():
     assert callable(classroom.predict)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = classroom.nothing
+
+
+def test_numbers_beyond_any_float_are_compared(say):
+    line = say(lambda B, D: 10**400, product)
+    assert line.startswith("✗") and "got 1000" in line and "Error" not in line
+    huge = 10**400
+    assert compare.difference(huge, huge + 1, rtol=1e-6) is None
+    assert compare.difference(huge, huge + 1) is not None
+    assert compare.difference(huge, 2 * huge, rtol=1e-6) is not None
+    assert compare.difference(huge, 2.5, rtol=1e-6) is not None
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_async_answer_is_named_and_closed(say):
+    async def answer(B, D):
+        return B * D
+
+    assert "your function is async" in say(answer, product)
+    assert "expected a function, got a coroutine" in say(answer(1, 2), product)
+    gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("2.1", "'2.1' is not a notebook: pass its number, such as status(\"02\")"),
+        (2.5, "2.5 is not a notebook"),
+        ("99", "there is no notebook 99 with exercises; those that have: 02, 03"),
+    ],
+)
+def test_status_of_no_notebook_says_so(room, capsys, asked, says):
+    room.status(asked)
+    out = capsys.readouterr().out
+    assert out.startswith(says) and out.count("\n") == 1

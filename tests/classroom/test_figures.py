@@ -153,3 +153,14 @@ def test_a_picture_in_a_notebook_is_small():
     figures.use_style()
     ax = figures.roofline(ACCELERATORS["h100"], points=[("B=1", 1, 2e12), ("B=64", 60, 1e14)])
     assert len(style.small_png(ax.figure)) < 30_000
+
+
+def test_a_folder_that_is_not_there_or_cannot_be_written_is_named(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for args, says in [
+        (["--check", "--folder", str(tmp_path / "nope")], "no such folder"),
+        (["--folder", str(tmp_path / "file" / "x")], "can't write to"),
+    ]:
+        with pytest.raises(SystemExit):
+            cli.main(args)
+        assert says in capsys.readouterr().err

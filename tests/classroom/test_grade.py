@@ -1,6 +1,11 @@
 """Submissions of every kind: the right table, and nothing left running."""
 
 import csv
+import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import nbformat
 import psutil
@@ -107,3 +112,51 @@ def test_missing_and_doubled_answer_cells_are_noted(course):
         "cell answer-91.2 is missing",
     ]
     assert TWICE in [c.source for c in release.cells]
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--timeout", "0"], "no time limit"),
+        (["--timeout", "nan"], "no time limit"),
+        (["--timeout", "inf"], "no time limit"),
+        (["--timeout", "soon"], "invalid"),
+        (["--csv", "no/such/folder.csv"], "a file in a folder that exists"),
+        (["--csv", "."], "a file in a folder that exists"),
+    ],
+)
+def test_arguments_are_refused_before_grading(tmp_path, capsys, args, says):
+    with pytest.raises(SystemExit):
+        grade.main([str(tmp_path), *args])
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_ends_the_run_and_keeps_what_was_graded(course, tmp_path, number):
+    work = tmp_path / "work"
+    work.mkdir()
+    nbformat.write(nbformat.v4.new_notebook(), work / "a.ipynb")
+    shutil.copy(course / "work/endless/91_toy (copy).ipynb", work / "endless.ipynb")
+    start = (
+        "import sys; from pathlib import Path; from lecture_util.classroom import grade;"
+        "sys.exit(grade.main(sys.argv[2:], Path(sys.argv[1])))"
+    )
+    args = [str(course), str(work), "--csv", str(tmp_path / "out.csv")]
+    with subprocess.Popen(
+        [sys.executable, "-c", start, *args],
+        cwd=toy_course.ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as grading:  # fmt: skip
+        deadline, started = time.monotonic() + 60, []
+        while len(started) < 2 and time.monotonic() < deadline:  # the run and its kernel
+            started = psutil.Process(grading.pid).children(recursive=True)
+            time.sleep(0.2)
+        grading.send_signal(number)
+        out, err = grading.communicate(timeout=30)
+    assert grading.returncode == 128 + number
+    assert "Traceback" not in err
+    assert f"stopped by {number.name}: 1 of 2 submissions are graded" in err
+    assert "no exercise cell" in out
+    assert [row["student"] for row in csv.DictReader((tmp_path / "out.csv").open())] == ["a"]
+    assert len(started) >= 2
+    assert not any(p.is_running() for p in started)

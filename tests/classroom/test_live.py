@@ -560,3 +560,22 @@ def test_without_a_front_end_it_is_one_line():
     line = "step: mlp, 9 steps, 4 values inspected"
     assert (done.stdout.splitlines(), done.stderr) == ([line, line], "")
     assert repr(Stepper(loop, (1,), {})) == "step: loop, 7 steps, 1 value inspected"
+
+
+def hang():
+    while True: pass  # fmt: skip  # noqa: E701
+
+
+@pytest.mark.parametrize("fn", [hang, lambda: [None for _ in iter(int, 1)], time_goes_by])
+def test_a_loop_without_lines_is_stopped_and_nothing_strikes_later(fn):
+    recording = record(fn, limits=Limits(seconds=0.2, grace_s=0.2))
+    assert recording.note == "The walk ends here, after 0.2 s; it was stopped 0.2 s later."
+    before = time.perf_counter()
+    while time.perf_counter() < before + 1.2:  # longer than the guard's interval
+        pass
+
+
+def test_arguments_that_do_not_fit_are_answered_with_the_signature():
+    for args in [(1,), (1, 2, 3)]:
+        with pytest.raises(TypeError, match=r"intensity\(B, D\) with these arguments: .+"):
+            step(intensity, *args)

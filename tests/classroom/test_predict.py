@@ -150,3 +150,40 @@ def test_a_choice_that_is_not_offered_is_refused():
 def test_its_repr_is_one_stable_line():
     assert repr(predict("tokens/s")) == "Prediction('tokens/s')"
     assert "\n" not in repr(predict("tokens/s").form)
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"), [("1,500", 1500), ("-1,234,567.5", -1234567.5), ("1_000", 1000)]
+)
+def test_commas_part_groups_of_three(typed, value):
+    assert predict("q", guess=typed).guesses == [value]
+
+
+@pytest.mark.parametrize("typed", ["1,5", "12,34", "1,5000", ",5", "1.500,5"])
+def test_a_decimal_comma_is_answered_with_the_point(typed):
+    p = predict("q")
+    p.entry.value = typed
+    assert p.guesses == []
+    assert "decimal point" in p.note.value
+
+
+@pytest.mark.parametrize("name", ["measured", "predicted", "low", "high"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "20", [1], 10**400])
+def test_what_is_revealed_must_be_finite_numbers(name, value):
+    with pytest.raises(ValueError, match=f"{name}=.* is not a finite number"):
+        predict("q", guess=1).reveal(**{name: value})
+
+
+@pytest.mark.parametrize("guess", [1e300, -1e300, 1.7e308, 5e-324])
+@pytest.mark.parametrize("more", [[], [3.0]])
+def test_an_absurd_guess_does_not_break_the_plot(shown, guess, more):
+    p = predict("q", guess=guess)
+    for other in more:
+        p.add(other)
+    p.reveal(measured=20, predicted=40)
+    shown[0].canvas.draw()
+
+
+def test_choices_in_one_string_are_refused():
+    with pytest.raises(ValueError, match="'abc' is a string: pass a list"):
+        predict("q", choices="abc")

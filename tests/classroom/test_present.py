@@ -128,3 +128,10 @@ def test_a_missing_extension_is_named_with_its_remedy(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert present.main(["00"]) == 1
     assert "jupyterlab-slideshow is missing: run `make setup`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["03", "04"], ["03", "--no-browser", "--port", "8899", "04"]])
+def test_a_second_notebook_is_refused(capsys, words):
+    with pytest.raises(SystemExit):
+        present.main(words)
+    assert "unexpected '04' after 03: one notebook" in capsys.readouterr().err

@@ -441,3 +441,17 @@ def test_every_control_has_words_for_a_screen_reader(name, toy_model):
             assert one.description
         if isinstance(one, ipywidgets.Image):
             assert one.tooltip
+
+
+def test_a_draw_that_is_no_function_and_a_nan_are_refused():
+    with pytest.raises(TypeError, match="draw=None is not a function"):
+        explore(None, B=[1, 2])
+    with pytest.raises(ValueError, match=r"control B=\[nan\] holds nan"):
+        explore(line, B=[float("nan")])
+
+
+def test_a_race_without_a_prompt_or_with_half_a_token_is_refused(toy_model):
+    with pytest.raises(TypeError, match="prompt is None: pass text"):
+        race(toy_model, Letters(), None, 4)
+    with pytest.raises(ValueError, match=r"max_new_tokens=1\.5: a race needs an int"):
+        race(toy_model, Letters(), [1, 2], 1.5)

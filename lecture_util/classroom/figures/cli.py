@@ -93,11 +93,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="compare only; exit 1 if any differ")
     parser.add_argument("--folder", type=Path, default=IMAGES, help="where the pictures live")
     args = parser.parse_args(argv)
+    if args.check and not args.folder.is_dir():
+        parser.error(f"no such folder: {args.folder}; draw into it first, without --check")
     if args.check:
         changed = differing(args.folder)
         for name in changed:
             print(f"{name} differs from what its code draws: run `make figures`")
         return 1 if changed else 0
-    paths = draw_all(args.folder)
+    try:
+        paths = draw_all(args.folder)
+    except OSError as error:
+        parser.error(f"can't write to {args.folder} ({error}): give a folder that can be written")
     print(f"{len(paths) - 1} figures and their index in {args.folder.name}/")
     return 0

@@ -51,7 +51,7 @@ class Arguments:
     """What a function is called with, named as its signature names it."""
 
     def __init__(self, fn: Callable, args: tuple, kwargs: dict) -> None:
-        """Raises: TypeError, as the call itself would, if they don't fit the signature."""
+        """Raises: TypeError, naming the signature, if they don't fit it."""
         names, defaults = _names(fn, args, kwargs)
         keys = [*range(len(args)), *kwargs, *defaults]
         names += defaults
@@ -205,7 +205,12 @@ def _text(value: Any) -> str:
 def _names(fn: Callable, args: tuple, kwargs: dict) -> tuple[list[str], dict[str, Any]]:
     """The name of each argument (those of `*rest` are rest[0], rest[1]), and unused defaults."""
     names, defaults = [], {}
-    bound = inspect.signature(fn).bind(*args, **kwargs)
+    signature = inspect.signature(fn)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        called = f"{getattr(fn, '__name__', type(fn).__name__)}{signature}"
+        raise TypeError(f"step can't call {called} with these arguments: {error}") from None
     for parameter in bound.signature.parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
             rest = bound.arguments.get(parameter.name, ())

@@ -21,15 +21,12 @@ from typing import Any
 
 from .directives import read
 from .frame import Frame, said
+from .guard import Guard, Stopped
 from .recording import NOTHING, Call, Limits, Recording, Step
 from .snapshot import Snapshot, plain, snapshot
 
 HOUSE = str(Path(__file__).resolve().parents[2]) + os.sep
 COMPREHENSIONS = {"<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>"}
-
-
-class Stopped(BaseException):
-    """Raised inside a traced function that would not end."""
 
 
 def record(
@@ -40,7 +37,9 @@ def record(
     printed, before, start = _Printed(), sys.gettrace(), time.perf_counter()
     tracer.printed = printed
     error = result = None
-    with contextlib.redirect_stdout(printed):
+    guard = Guard(tracer.overdue)
+    with contextlib.redirect_stdout(printed), contextlib.suppress(Stopped):
+        guard.start()
         sys.settrace(tracer.enter)
         try:
             result = fn(*args, **(kwargs or {}))
@@ -53,7 +52,9 @@ def record(
         except BaseException as raised:  # an interrupt too: the walk shows where it struck
             error = raised
         finally:
+            guard.open = False  # nothing can strike from here on
             sys.settrace(before)
+            guard.close()
     tracer.finish(error, result)
     recording = tracer.recording
     recording.printed, recording.seconds = printed.getvalue(), time.perf_counter() - start
@@ -159,12 +160,18 @@ class Tracer:
         self.watch()
 
     def watch(self) -> None:
+        if self.overdue():
+            raise Stopped
+
+    def overdue(self) -> bool:
+        """Whether it is to be stopped; at the first deadline only the recording ends."""
         if time.perf_counter() < self.deadline:
-            return
+            return False
         if self.full:
             self.stopped = True
-            raise Stopped
+            return True
         self.fill(f"{self.limits.seconds:g} s")
+        return False
 
     def fill(self, reason: str) -> None:
         self.full, self.deadline = reason, time.perf_counter() + self.limits.grace_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import html
 import io
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -111,8 +112,10 @@ def explore(draw: Callable[..., Drawn], **controls: Any) -> Explorer:
     (HTML; **bold**, `code` and line ends work too), or both as a tuple.
 
     Example: `explore(lambda B: f"intensity **{B}**", B=[1, 2, 4, 8])`
-    Raises:  ValueError naming the control that is none of these.
+    Raises:  ValueError naming the control that is none of these; TypeError if draw is no function.
     """
+    if not callable(draw):
+        raise TypeError(f"draw={draw!r} is not a function: pass one that returns a Figure or text")
     return Explorer(draw, {name: _control(name, short) for name, short in controls.items()})
 
 
@@ -122,6 +125,8 @@ def _control(name: str, short: Any) -> widgets.Widget:
     numbers = isinstance(short, list) and all(
         isinstance(item, int | float) and not isinstance(item, bool) for item in short
     )
+    if numbers and any(map(math.isnan, short)):
+        raise ValueError(f"control {name}={short!r} holds nan: list numbers only")
     if numbers:
         control = widgets.SelectionSlider(
             options=[(f"{item:,}", item) for item in short], continuous_update=True

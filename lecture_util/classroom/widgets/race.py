@@ -10,7 +10,7 @@ import html
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import ipywidgets as widgets
@@ -30,9 +30,11 @@ class Race(widgets.VBox):
         from lecture_util.model.generate import check_prompts
 
         self.model, self.tokenizer, self.max_new_tokens = model, tokenizer, max_new_tokens
+        if not isinstance(prompt, Iterable):
+            raise TypeError(f"prompt is {prompt!r}: pass text, or a list of tokens")
+        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens={max_new_tokens}: a race needs an int of at least 1")
         self.prompt = encode(tokenizer, prompt) if isinstance(prompt, str) else list(prompt)
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={max_new_tokens}: a race needs at least 1")
         check_prompts(model, [self.prompt], max_new_tokens)
         self.shown_prompt = prompt if isinstance(prompt, str) else ""
         self.runs: dict[str, Run] = {}
