@@ -61,7 +61,7 @@ print(f"{here.bandwidth_bytes_per_s / 1e9:.1f} GB/s")
 # %% tags=["nbval-ignore-output"]
 guess = predict("time for 8 rows / time for 1 row", unit="×")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # On a GPU so small a product would be over before the next could be launched, so there we take the
 # shape of a larger model, Llama-2-13B's up projection.
 #

@@ -115,7 +115,7 @@ cached_flops = sympy.summation(2 * M + 4 * A * t, (t, 1, n))
 for flops in (naive_flops, cached_flops):
     display(sympy.collect(sympy.expand(flops), n))
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # So naive generation is $O(n^3)$ and cached generation $O(n^2)$: the cache takes away one power of
 # $n$, in the linear layers ($n^2 \to n$) and in attention ($n^3 \to n^2$).
 #
@@ -418,7 +418,7 @@ for cuts in ([12], [1] * 12, [11, 1], [5, 1, 1, 5], [7, 5], [2, 9, 1]):
         assert gap < 1e-2, (type(cache).__name__, cuts, gap)
     print("same logits for the split", cuts)
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # Splits matter in practice. `[11, 1]` is prefill and one step of generation; `[2, 9, 1]` is a second
 # question in a chat; `[5, 1, 1, 5]` is what speculative sampling does in notebook 08, checking five
 # guesses at once.
