@@ -138,7 +138,9 @@ def test_a_signal_ends_the_run_and_keeps_what_was_graded(course, tmp_path, numbe
     work.mkdir()
     nbformat.write(nbformat.v4.new_notebook(), work / "a.ipynb")
     shutil.copy(course / "work/endless/91_toy (copy).ipynb", work / "endless.ipynb")
-    start = (
+    start = (  # a shell's nohup or & may have handed down ignored signals
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "[signal.signal(s, signal.SIG_DFL) for s in (signal.SIGHUP, signal.SIGTERM)];"
         "import sys; from pathlib import Path; from lecture_util.classroom import grade;"
         "sys.exit(grade.main(sys.argv[2:], Path(sys.argv[1])))"
     )
@@ -152,7 +154,10 @@ def test_a_signal_ends_the_run_and_keeps_what_was_graded(course, tmp_path, numbe
             started = psutil.Process(grading.pid).children(recursive=True)
             time.sleep(0.2)
         grading.send_signal(number)
-        out, err = grading.communicate(timeout=30)
+        try:
+            out, err = grading.communicate(timeout=30)
+        finally:
+            grading.kill()
     assert grading.returncode == 128 + number
     assert "Traceback" not in err
     assert f"stopped by {number.name}: 1 of 2 submissions are graded" in err
