@@ -18,13 +18,20 @@ from .shapes import ShapeError, check_same_kind, check_shapes
 KV_REMEDY = "pass KV heads as the cache holds them, before any repeating"
 
 
-def causal_mask(positions_BT: Tensor, S: int) -> Tensor:
+def causal_mask(positions_BT: Tensor, S: int, window: int | None = None) -> Tensor:
     """Slot s is visible to a query at position p if s <= p, itself included.
+
+    window: W, the keys a query may see, itself included: also s > p - W. None for all.
 
     Shapes: positions_BT -> mask_BTS, bool, True where the query may look.
     """
+    if window is not None and (type(window) is not int or window < 1):
+        raise ValueError(f"window={window!r}: expected a whole number, at least 1, or None for all")
     slots_S = torch.arange(S, device=positions_BT.device)
-    return slots_S <= positions_BT[..., None]
+    mask_BTS = slots_S <= positions_BT[..., None]
+    if window is not None:
+        mask_BTS &= slots_S > positions_BT[..., None] - window
+    return mask_BTS
 
 
 def attention_by_hand(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from .kv_cache import KVCache
+from .kv_cache import Cache, KVCache
 from .sampling import GREEDY, Sampling, sample
 from .transformer import Transformer
 
@@ -19,10 +19,16 @@ class PromptError(ValueError):
 
 
 @torch.inference_mode()
-def prefill(model: Transformer, prompts: Sequence[Prompt], capacity: int) -> tuple[KVCache, Tensor]:
+def prefill(
+    model: Transformer,
+    prompts: Sequence[Prompt],
+    capacity: int,
+    new_cache: Callable[..., Cache] = KVCache,
+) -> tuple[Cache, Tensor]:
     """Run the prompts once, together, and keep their keys and values.
 
     Prompts of unequal length are padded on the right; the cache is then cut to the true lengths.
+    new_cache: makes the cache, called as new_cache(config, B, capacity, dtype, device).
 
     Shapes: B prompts -> a cache with room for `capacity` tokens a row, logits_BV of the next token.
     """
@@ -32,9 +38,10 @@ def prefill(model: Transformer, prompts: Sequence[Prompt], capacity: int) -> tup
     tokens_BT = torch.tensor(
         [[*prompt, *[0] * (T - len(prompt))] for prompt in prompts], device=model.device
     )
-    cache = KVCache(model.config, len(prompts), capacity, model.dtype, model.device)
+    cache = new_cache(model.config, len(prompts), capacity, model.dtype, model.device)
     x_BTD = model.features(tokens_BT, cache)
-    cache.truncate(lengths)
+    if min(lengths) < T:
+        cache.truncate(lengths)
     last_B = torch.tensor(lengths, device=model.device) - 1
     rows_B = torch.arange(len(prompts), device=model.device)
     return cache, model.head(x_BTD[rows_B, last_B])
@@ -48,8 +55,11 @@ def decode(
     sampling: Sampling = GREEDY,
     eos: int | Collection[int] = (),
     generator: torch.Generator | None = None,
+    new_cache: Callable[..., Cache] = KVCache,
 ) -> Iterator[list[int | None]]:
     """Yield one token a row and step; None for rows that have ended. Stops when all have.
+
+    new_cache: as in `prefill`.
 
     Raises: PromptError before anything is computed.
     """
@@ -60,7 +70,7 @@ def decode(
     if max_new_tokens == 0:
         return
     longest = max(map(len, prompts))
-    cache, logits_BV = prefill(model, prompts, capacity=longest + max_new_tokens)
+    cache, logits_BV = prefill(model, prompts, longest + max_new_tokens, new_cache)
     running = [True] * len(prompts)
     for remaining in reversed(range(max_new_tokens)):
         tokens_B = sample(logits_BV, sampling, generator)
@@ -81,13 +91,17 @@ def generate(
     sampling: Sampling = GREEDY,
     eos: int | Collection[int] = (),
     generator: torch.Generator | None = None,
+    new_cache: Callable[..., Cache] = KVCache,
 ) -> list[list[int]]:
     """Continue each prompt by up to `max_new_tokens` tokens, an end token included when it comes.
 
     The batch is static: rows that have ended are carried along until the last one ends.
     """
     prompts = check_prompts(model, prompts, max_new_tokens)
-    steps = decode(model, prompts, max_new_tokens, sampling=sampling, eos=eos, generator=generator)
+    steps = decode(
+        model, prompts, max_new_tokens,
+        sampling=sampling, eos=eos, generator=generator, new_cache=new_cache,
+    )  # fmt: skip
     outputs: list[list[int]] = [[] for _ in prompts]
     for step in steps:
         for output, token in zip(outputs, step, strict=True):

@@ -5,6 +5,9 @@ It never asks how keys are stored (`kv_cache`) and its linear layers don't care 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
@@ -69,15 +72,25 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Tokens to logits.
 
+    block: makes layer number `layer`, called as block(config, layer) and run as block(x, rope,
+           cache): where another kind of layer, or a stack of several kinds, comes in.
+    rope_width: how many dimensions of a head are rotated, if not all H.
+
     Shapes: tokens_BT -> logits_BTV.
     Cost:   2 FLOPs per weight and token in the linear layers, 4*T*S*N*H per layer in attention.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(
+        self,
+        config: Config,
+        block: Callable[[Config, int], nn.Module] = Block,
+        rope_width: int | None = None,
+    ) -> None:
         super().__init__()
         self.config = config
+        self.rope_config = config if rope_width is None else replace(config, H=rope_width)
         self.embed = nn.Embedding(config.V, config.D)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.L))
+        self.blocks = nn.ModuleList(block(config, layer) for layer in range(config.L))
         self.norm = RMSNorm(config.D, config.norm_eps)
         self.head = Linear(config.D, config.V, bias=False)
         if config.tied:
@@ -109,7 +122,7 @@ class Transformer(nn.Module):
             )
         cache = NoCache() if cache is None else cache
         positions_BT = cache.positions(tokens_BT.shape, tokens_BT.device)
-        rope = rope_table(rope_frequencies(self.config, tokens_BT.device), positions_BT)
+        rope = rope_table(rope_frequencies(self.rope_config, tokens_BT.device), positions_BT)
         x_BTD = self.embed(tokens_BT)
         for block in self.blocks:
             x_BTD = block(x_BTD, rope, cache)
@@ -121,11 +134,14 @@ class Transformer(nn.Module):
 
     @classmethod
     def random(
-        cls, config: Config, seed: int = 0, dtype: torch.dtype = torch.float32
+        cls, config: Config, seed: int = 0, dtype: torch.dtype = torch.float32, **kind
     ) -> Transformer:
-        """Seeded random weights of standard deviation 0.02, for tests and timing."""
+        """Seeded random weights of standard deviation 0.02, for tests and timing.
+
+        kind: `block` and `rope_width`, as for Transformer itself.
+        """
         generator = torch.Generator().manual_seed(seed)
-        model = cls(config)
+        model = cls(config, **kind)
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 if "norm" not in name:

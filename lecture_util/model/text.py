@@ -1,0 +1,65 @@
+"""English that ships with Python, and how well a model predicts it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as nnf
+from torch import Tensor, nn
+
+from .train import Batch
+
+
+def english() -> str:
+    """Half a megabyte: Python's own reference, from the module `pydoc_data.topics`.
+
+    Its wording differs a little between versions of Python, and so do figures measured on it.
+    """
+    from pydoc_data.topics import topics
+
+    return "\n".join(topics.values())
+
+
+def english_bytes() -> Tensor:
+    """The same text as one token a byte, V = 128: small enough for small models' vocabularies."""
+    return torch.tensor(list(english().encode("ascii", "replace")))
+
+
+def windows(tokens_S: Tensor, B: int, T: int, generator: torch.Generator) -> Tensor:
+    """B windows of T tokens each, from anywhere in the text. Shapes: tokens_S -> tokens_BT."""
+    if not 1 <= T <= len(tokens_S):
+        raise ValueError(f"T={T} but the text has {len(tokens_S)} tokens")
+    starts_B = torch.randint(len(tokens_S) - T + 1, (B,), generator=generator)
+    return tokens_S[starts_B[:, None] + torch.arange(T)]
+
+
+def text_task(tokens_S: Tensor, B: int, T: int) -> Callable[[torch.Generator], Batch]:
+    """Predict the next token, as `train` takes it: each call draws B windows of T + 1 tokens."""
+
+    def new_batch(generator: torch.Generator) -> Batch:
+        tokens = windows(tokens_S, B, T + 1, generator)
+        return tokens[:, :-1], tokens[:, 1:]
+
+    return new_batch
+
+
+@torch.no_grad()
+def nats_per_token(model: nn.Module, tokens_BT: Tensor, rows: int = 8) -> float:
+    """Mean cross-entropy of each token given those before it in its row; `rows` rows at a time."""
+    if tokens_BT.ndim != 2 or tokens_BT.shape[1] < 2:
+        raise ValueError(
+            f"tokens_BT has shape {tuple(tokens_BT.shape)}: expected (B, T) with T at least 2, "
+            "since the first token of a row is predicted by nothing"
+        )
+    total = 0.0
+    for part in tokens_BT.split(rows):
+        logits = model(part[:, :-1]).float()
+        total += nnf.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="sum")
+    return float(total) / (tokens_BT.shape[0] * (tokens_BT.shape[1] - 1))
+
+
+def perplexity(model: nn.Module, tokens_BT: Tensor, rows: int = 8) -> float:
+    """exp of `nats_per_token`: among how many equally likely tokens the model is undecided."""
+    return math.exp(nats_per_token(model, tokens_BT, rows))
