@@ -3,7 +3,19 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from lecture_util.model import linear
 from lecture_util.model.linear import Linear
+
+
+@pytest.fixture(autouse=True, params=["oneDNN", "torch's choice"])
+def library(request, monkeypatch):
+    """Either path, whatever processor the test runs on."""
+    if request.param == "oneDNN":
+        if linear.OPERATOR is None:
+            pytest.skip("torch was built without oneDNN")
+        monkeypatch.setattr(linear, "ONEDNN", linear.OPERATOR)
+    else:
+        monkeypatch.setattr(linear, "ONEDNN", None)
 
 
 def pair(D, F, bias, dtype=torch.float32):
