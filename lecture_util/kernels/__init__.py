@@ -1,0 +1,1 @@
+"""Triton kernels, one a file, each beside its reference in torch. Importing this loads no Triton."""

@@ -1,0 +1,1 @@
+"""Shrinking the KV cache: fewer heads, a latent, shared layers, windows."""
