@@ -1,1 +1,1 @@
-"""Triton kernels, one a file, each beside its reference in torch. Importing this loads no Triton."""
+"""Triton kernels, one a file, each beside its torch reference. Importing this loads no Triton."""
