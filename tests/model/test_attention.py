@@ -108,3 +108,16 @@ def test_bad_input_is_named(change, error, message):
 
 def test_check_shapes_returns_the_sizes_it_bound():
     assert check_shapes(x_BT=torch.zeros(2, 3), y_TD=torch.zeros(3, 4)) == {"B": 2, "T": 3, "D": 4}
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 9, 50])
+def test_a_window_counts_the_query_itself(window):
+    mask_TS = causal_mask(torch.arange(9), 9, window)
+    for p in range(9):
+        assert mask_TS[p].nonzero().flatten().tolist() == list(range(max(0, p - window + 1), p + 1))
+
+
+@pytest.mark.parametrize("window", [0, -3, 2.0, True])
+def test_a_window_is_a_whole_number(window):
+    with pytest.raises(ValueError, match="at least 1"):
+        causal_mask(torch.arange(3), 3, window)

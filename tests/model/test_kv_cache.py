@@ -4,8 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_model import TINY, tiny_model
 
+from lecture_util.model.generate import generate, generate_naive
 from lecture_util.model.kv_cache import CacheFull, KVCache
 from lecture_util.model.shapes import ShapeError, TensorMismatch
+from lecture_util.model.transformer import Transformer
 
 MODEL = tiny_model(dtype=torch.float64)
 
@@ -113,3 +115,32 @@ def test_bad_input_is_named():
         MODEL(torch.tensor([1, 2]))
     with pytest.raises(TensorMismatch, match="tokens_BT is on meta but the model is on cpu"):
         MODEL(draw(1, 2).to("meta"))
+
+
+def test_another_kind_of_layer_and_cache_comes_in_from_outside():
+    """A layer that only adds the mean of its past, and the cache that lets it."""
+    from torch import nn
+
+    class Mean(nn.Module):
+        def __init__(self, config, layer):
+            super().__init__()
+            self.layer, self.heads = layer, (config.N, config.H)
+
+        def forward(self, x_BTD, rope, cache):
+            assert rope[0].shape[-1] == 2  # rope_width 4: two pairs
+            q_BTNH = torch.zeros(*x_BTD.shape[:2], *self.heads, dtype=x_BTD.dtype)
+            k_BTKH = q_BTNH[:, :, :2]
+            v_BTKH = x_BTD[..., :16].unflatten(-1, (2, 8))
+            return x_BTD + cache.attend(self.layer, q_BTNH, k_BTKH, v_BTKH).flatten(-2)
+
+    made = []
+
+    def new_cache(*arguments):
+        made.append(KVCache(*arguments))
+        return made[-1]
+
+    model = Transformer.random(TINY, dtype=torch.float64, block=Mean, rope_width=4)
+    prompts = [[5, 3, 9, 1], [7, 2]]
+    out = generate(model, prompts, 6, new_cache=new_cache)
+    assert out == [generate_naive(model, prompt, 6) for prompt in prompts]
+    assert made[0].lengths == [9, 7]  # the last token was never fed
