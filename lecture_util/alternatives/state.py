@@ -25,6 +25,7 @@ class Snapshot:
 
     length: int
     states: dict[int, State]
+    rollbacks: int  # how many had been made: see States.restore
 
 
 class States:
@@ -32,6 +33,7 @@ class States:
 
     attention_layers: the layers that attend over everything; only they get slots for `capacity`
     tokens. All rows have the same length: a state that has taken in padding cannot give it back.
+    New states count from `extend` on, so a forward pass that breaks off halfway leaves no trace.
 
     Bytes: the states, constant in S, and 2*S*K*H numbers a row for each attention layer.
     """
@@ -53,6 +55,8 @@ class States:
             )
         self.B, self.length = B, 0
         self.states: dict[int, State] = {}
+        self.new_states: dict[int, State] = {}
+        self.rollbacks: list[int] = []  # the length that each went back to
         self.slots = {layer: slot for slot, layer in enumerate(attention_layers)}
         self.kv = None
         if self.slots:
@@ -74,6 +78,7 @@ class States:
             raise ShapeError(f"tokens have B={B} rows but the states have {self.B}")
         if self.kv:
             self.kv.positions(shape, device)  # is there room?
+        self.new_states = {}
         return torch.arange(self.length, self.length + T, device=device).expand(B, T)
 
     def attend(self, layer: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
@@ -86,18 +91,30 @@ class States:
 
     def extend(self, T: int) -> None:
         self.length += T
+        self.states, self.new_states = self.states | self.new_states, {}
         if self.kv:
             self.kv.extend(T)
 
     def snapshot(self) -> Snapshot:
         """Remember this point. Costs nothing: states are replaced, never changed."""
-        return Snapshot(self.length, dict(self.states))
+        return Snapshot(self.length, self.states, len(self.rollbacks))
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go back to it; what came after is forgotten."""
+        """Go back to it; what came after is forgotten.
+
+        Raises: ValueError if attention layers have forgotten what it needs: their keys are not
+        copied, so after a rollback to 5 tokens no snapshot of more that was taken before holds.
+        """
         if self.kv:
+            least = min(self.rollbacks[snapshot.rollbacks :], default=snapshot.length)
+            if least < snapshot.length:
+                raise ValueError(
+                    f"the snapshot is of {snapshot.length} tokens, but a rollback to {least} since "
+                    "let the attention layers' later keys go: take it anew on the way"
+                )
             self.kv.truncate(snapshot.length)
-        self.length, self.states = snapshot.length, dict(snapshot.states)
+            self.rollbacks.append(snapshot.length)
+        self.length, self.states = snapshot.length, snapshot.states
 
     def truncate(self, lengths: int | Sequence[int]) -> None:
         """Refused unless nothing is cut: a state does not remember what it was.
@@ -120,4 +137,4 @@ def state_of(cache: Cache, layer: int) -> State | None:
 def keep_state(cache: Cache, layer: int, state: State) -> None:
     """Hand the new state over; without `States` it is dropped."""
     if isinstance(cache, States):
-        cache.states[layer] = state
+        cache.new_states[layer] = state

@@ -87,19 +87,7 @@ class KVCache:
 
     def positions(self, shape: torch.Size, device: torch.device) -> Tensor:
         """Raises: ShapeError if the batch differs; CacheFull, with nothing written, if too long."""
-        B, T = shape
-        if len(self.lengths) != B:
-            raise ShapeError(
-                f"tokens have B={B} rows but the cache has {len(self.lengths)}: "
-                f"make it with KVCache(config, B={B}, ...)"
-            )
-        if (need := max(self.lengths) + T) > self.capacity:
-            raise CacheFull(
-                f"{T} new tokens after {max(self.lengths)} need {need} slots but the cache has "
-                f"{self.capacity}: allocate a larger capacity or truncate() first"
-            )
-        starts_B1 = torch.tensor(self.lengths, device=device)[:, None]
-        return starts_B1 + torch.arange(T, device=device)
+        return next_positions(self.lengths, self.capacity, shape, device)
 
     def attend(self, layer: int, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
         B, T = k_BTKH.shape[:2]
@@ -134,14 +122,43 @@ class KVCache:
 
         Raises: ValueError if a row would grow, or the number of rows differs.
         """
-        one = not isinstance(lengths, Sequence)
-        wanted = [index(n) for n in ([lengths] * len(self.lengths) if one else lengths)]
-        if len(wanted) != len(self.lengths):
-            raise ValueError(f"truncate() got {len(wanted)} lengths for {len(self.lengths)} rows")
-        for row, (new, old) in enumerate(zip(wanted, self.lengths, strict=True)):
-            if not 0 <= new <= old:
-                raise ValueError(
-                    f"truncate() asked for length {new} in row {row}, which holds {old} tokens: "
-                    f"choose 0 to {old}"
-                )
-        self.lengths = wanted
+        self.lengths = shortened(self.lengths, lengths)
+
+
+def next_positions(
+    lengths: list[int], capacity: int, shape: torch.Size, device: torch.device
+) -> Tensor:
+    """Where tokens of shape (B, T) will stand in rows that hold `lengths` tokens.
+
+    Raises: ShapeError if the batch differs; CacheFull if a row would outgrow `capacity`.
+    """
+    B, T = shape
+    if len(lengths) != B:
+        raise ShapeError(
+            f"tokens have B={B} rows but the cache has {len(lengths)}: make the cache with B={B}"
+        )
+    if (need := max(lengths) + T) > capacity:
+        raise CacheFull(
+            f"{T} new tokens after {max(lengths)} need {need} slots but the cache has "
+            f"{capacity}: allocate a larger capacity or truncate() first"
+        )
+    starts_B1 = torch.tensor(lengths, device=device)[:, None]
+    return starts_B1 + torch.arange(T, device=device)
+
+
+def shortened(held: list[int], lengths: int | Sequence[int]) -> list[int]:
+    """The lengths that truncate() asks for, one a row, of rows that hold `held` tokens.
+
+    Raises: ValueError if a row would grow, or the number of rows differs.
+    """
+    one = not isinstance(lengths, Sequence)
+    wanted = [index(n) for n in ([lengths] * len(held) if one else lengths)]
+    if len(wanted) != len(held):
+        raise ValueError(f"truncate() got {len(wanted)} lengths for {len(held)} rows")
+    for row, (new, old) in enumerate(zip(wanted, held, strict=True)):
+        if not 0 <= new <= old:
+            raise ValueError(
+                f"truncate() asked for length {new} in row {row}, which holds {old} tokens: "
+                f"choose 0 to {old}"
+            )
+    return wanted

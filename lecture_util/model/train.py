@@ -10,7 +10,13 @@ from torch import Tensor, nn
 
 IGNORE = -100  # a target that is not scored
 
-Batch = tuple[Tensor, Tensor]  # tokens_BT and targets_BT
+Batch = tuple[Tensor, ...]  # tokens_BT and targets_BT, or what another loss takes
+
+
+def scored_loss(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+    """Mean cross-entropy over the scored targets, those that aren't IGNORE."""
+    logits_MV = model(tokens_BT).flatten(0, 1)  # M = B*T
+    return nnf.cross_entropy(logits_MV, targets_BT.flatten(), ignore_index=IGNORE)
 
 
 def train(
@@ -25,14 +31,16 @@ def train(
     label: str = "training",
     progress: bool = True,
     every: Callable[[int, float], None] | None = None,
+    loss_of: Callable[..., Tensor] = scored_loss,
 ) -> list[float]:
-    """AdamW on the cross-entropy of the scored targets; the loss of each step.
+    """AdamW, by default on the cross-entropy of the scored targets; the loss of each step.
 
     The learning rate rises over `warmup` steps, stays, and falls to zero in the last quarter.
     Gradients are cut to a norm of 1. Same model, seed and machine: same losses.
 
     new_batch: draws tokens_BT and targets_BT (IGNORE where nothing is scored) from a generator.
     every:     called with step and loss after each step, for curves.
+    loss_of:   what is minimised, as loss_of(model, *batch).
     """
     from tqdm.auto import tqdm
 
@@ -48,10 +56,7 @@ def train(
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=weight_decay)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _trapezoid(steps, warmup))
         for step in tqdm(range(steps), desc=label, leave=False, disable=not progress):
-            tokens_BT, targets_BT = (part.to(device) for part in new_batch(generator))
-            loss = nnf.cross_entropy(
-                model(tokens_BT).flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORE
-            )
+            loss = loss_of(model, *(part.to(device) for part in new_batch(generator)))
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)

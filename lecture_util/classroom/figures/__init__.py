@@ -7,10 +7,28 @@ diagram      boxes, arrows and brackets on a plain canvas
 workload     inference's scale, its timeline, a step's bytes, the method    notebooks 00, 01, 03
 transformer  one block with every edge's axes                              notebook 01
 cache        naive against cached generation, and the cache as a tensor    notebook 03
+kv_reduction KV heads: sharing, step time, quality; MLA's bytes            notebook 04
+mla_tables   DeepSeek-V2's comparisons of MQA, GQA, MHA and MLA            notebook 04
+cla          layers that read a lower layer's keys and values              notebook 04
+kv_layers    masks, a hybrid stack, every technique's cache by context     notebook 04
+alternatives S4, associative recall, four kinds of memory                  notebook 05
+hybrids      Jamba's block, memory by context, BASED's state and window    notebook 05
+diffusion    passes, noise to words, Mercury's speeds                      notebook 05
 cli          `make figures`: draw all, or check that none is out of date
 """
 
-from lecture_util.classroom.figures import cache, transformer, workload  # noqa: F401  register
+from lecture_util.classroom.figures import (  # noqa: F401  register
+    alternatives,
+    cache,
+    cla,
+    diffusion,
+    hybrids,
+    kv_layers,
+    kv_reduction,
+    mla_tables,
+    transformer,
+    workload,
+)
 from lecture_util.classroom.figures.cli import main
 from lecture_util.classroom.figures.plots import bars, label_points, predicted_vs_measured, roofline
 from lecture_util.classroom.figures.registry import FIGURES, figure

@@ -1,14 +1,17 @@
-"""Boxes, arrows and brackets on a plain canvas, measured in its own units."""
+"""Boxes, arrows, brackets and grids of cells on a plain canvas, in its own units; plain charts."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+from matplotlib.colors import to_hex
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, PathPatch, Rectangle
+from matplotlib.path import Path
 
-from lecture_util.classroom.figures.style import INK, MUTED, tint
+from lecture_util.classroom.figures.style import INK, MUTED, shade, tint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,3 +82,51 @@ def bracket(
             color=color, lw=2, solid_joinstyle="miter", zorder=4)  # fmt: skip
     y_text, side = (y + 0.2, "bottom") if above else (y - 0.2, "top")
     write(ax, (x0 + x1) / 2, y_text, text, size, va=side, color=color)
+
+
+def cells(
+    ax: Axes, x: float, y: float, rows: Sequence[Sequence[Any]], side: float, gap: float = 2
+) -> None:  # fmt: skip
+    """A grid of coloured squares; x, y is its upper left corner, None leaves a cell empty.
+
+    One shape a colour, runs of equal cells joined, white lines on top: small in the file.
+    """
+    corners: dict[str, list[Path]] = {}
+    for row, colors in enumerate(rows):
+        top, column = y - row * side, 0
+        for color, run in groupby(colors, lambda color: color and to_hex(color)):
+            left = column
+            column += len(list(run))
+            if color:
+                x0, x1 = (round(x + side * edge, 4) for edge in (left, column))
+                rectangle = [(x0, top), (x1, top), (x1, top - side), (x0, top - side), (x0, top)]
+                corners.setdefault(color, []).append(Path(rectangle, closed=True))
+    for color, paths in corners.items():
+        joined = Path.make_compound_path(*paths)
+        ax.add_patch(PathPatch(joined, facecolor=color, edgecolor="none", zorder=2))
+    height, width = len(rows), max(map(len, rows))
+    lines_x = [(x + k * side, x + k * side, None) for k in range(width + 1)]
+    lines_y = [(y, y - height * side, None) for _ in range(width + 1)]
+    lines_x += [(x, x + width * side, None) for _ in range(height + 1)]
+    lines_y += [(y - k * side, y - k * side, None) for k in range(height + 1)]
+    flat = [[value for line in lines for value in line] for lines in (lines_x, lines_y)]
+    ax.plot(*flat, color="white", lw=gap, zorder=2.5, solid_capstyle="butt")
+
+
+def headline(fig: Figure, text: str) -> None:
+    """The claim of a chart, at the figure's left edge like the diagrams'."""
+    fig.get_layout_engine().set(h_pad=0.12)
+    fig.suptitle(text, x=0.01, ha="left", size=18, weight="bold")
+
+
+def chart(title: str, columns: int = 1, height: float = 5.4) -> tuple[Figure, Any]:
+    """A figure of one axes (or several side by side), its claim at the left edge on top."""
+    fig, axes = plt.subplots(1, columns, figsize=(10.4, height), layout="constrained")
+    headline(fig, title)
+    return fig, axes
+
+
+def beside(ax: Axes, x: float, y: float, text: str, color: str = INK, **how: Any) -> None:
+    """A label 8 points to the right of a point of a chart, instead of a legend."""
+    ax.annotate(text, (x, y), **({"xytext": (8, 0), "textcoords": "offset points", "size": 14,
+                "va": "center", "color": shade(color)} | how))  # fmt: skip

@@ -97,6 +97,12 @@ def tint(color: str, strength: float = 0.25) -> tuple[float, float, float]:
     return r, g, b
 
 
+def shade(color: str) -> tuple[float, float, float]:
+    """The colour darkened by a third, so that text in it stays legible on white."""
+    r, g, b = (0.67 * channel for channel in to_rgb(color))
+    return r, g, b
+
+
 def number(value: float, digits: int = 3) -> str:
     """Significant digits only, readable from afar: 12,400 or 0.0312 or 3.4e+12."""
     if value == 0:

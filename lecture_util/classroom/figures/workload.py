@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 
-from lecture_util.classroom.figures.diagram import arrow, box, bracket, canvas, write
+from lecture_util.classroom.figures.diagram import (
+    arrow,
+    box,
+    bracket,
+    canvas,
+    headline,
+    write,
+)
 from lecture_util.classroom.figures.registry import figure
 from lecture_util.classroom.figures.style import (
     CACHE,
@@ -72,7 +79,7 @@ def scale_of_inference() -> Figure:
     ax.grid(axis="y", visible=False)
     ax.spines["left"].set_visible(False)
     ax.set_xlabel("a day (logarithmic)")
-    _title(fig, "Models write a visible share of the world's words and code")
+    headline(fig, "Models write a visible share of the world's words and code")
     caption(ax, source="Altman, 9 Feb 2024; Sanger, 28 Apr 2025")
     return fig
 
@@ -194,7 +201,7 @@ def bytes_per_decode_step() -> Figure:
     ax.tick_params(axis="x", length=0)
     ax.set(ylabel="read in one decode step, GB", ylim=(0, 265), yticks=range(0, 201, 50))
     ax.legend(loc="upper left", fontsize=15, reverse=True)
-    _title(fig, "As the batch grows, the cache outweighs the weights")
+    headline(fig, "As the batch grows, the cache outweighs the weights")
     caption(
         ax, device="H100 SXM, times at best", dtype="bf16", shapes=f"Llama-2-13B, S = {CONTEXT:,}"
     )
@@ -228,9 +235,3 @@ def predict_measure_read() -> Figure:
     arrow(ax, (11.6, 1.7), (11.6, 0.85), (2.4, 0.85), (2.4, 1.7), color=MUTED)
     write(ax, 7.0, 0.5, "a better model", 15, color=MUTED)
     return fig
-
-
-def _title(fig: Figure, text: str) -> None:
-    """The claim, at the figure's left edge like the diagrams'."""
-    fig.get_layout_engine().set(h_pad=0.12)
-    fig.suptitle(text, x=0.01, ha="left", size=18, weight="bold")

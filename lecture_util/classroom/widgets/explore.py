@@ -38,7 +38,8 @@ class Picture(widgets.Image):
 class Explorer(widgets.VBox):
     """Controls, text and picture of one `draw` function. `controls` maps name to widget.
 
-    below: widgets after the controls. `redraw_s` is how long the last redraw took.
+    below: widgets after the controls; columns: how many controls stand in a row, where there is
+    room for so many. `redraw_s` is how long the last redraw took.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Explorer(widgets.VBox):
         draw: Callable[..., Drawn],
         controls: dict[str, widgets.Widget],
         below: Sequence[widgets.Widget] = (),
+        columns: int = 1,
     ) -> None:
         self.draw, self.controls, self.redraw_s = draw, controls, 0.0
         self.text = widgets.HTML()
@@ -53,7 +55,7 @@ class Explorer(widgets.VBox):
         _align(list(controls.values()))
         for control in controls.values():
             control.observe(self.redraw, names="value")
-        rows = [*controls.values(), *below]
+        rows = [_in_columns(list(controls.values()), columns), *below]
         box = widgets.VBox(rows, layout=widgets.Layout(width="100%"))
         super().__init__([box, self.text, self.image, Names()])
         self.redraw()
@@ -152,7 +154,18 @@ def _align(controls: list[widgets.Widget]) -> None:
     for control in controls:
         if hasattr(control.style, "description_width"):
             control.style.description_width = f"{0.62 * room + 1.5:.1f}em"
-        control.layout.width = "min(100%, 36em)"
+        control.layout.width = "min(100% - 8px, 36em)"
+
+
+def _in_columns(controls: list[widgets.Widget], columns: int) -> widgets.Widget:
+    """The controls side by side, in fewer columns on a narrow page."""
+    narrowest = f"max(19em, {100 // columns - 4}%)" if columns > 1 else "100%"
+    return widgets.GridBox(
+        controls,
+        layout=widgets.Layout(
+            width="100%", grid_template_columns=f"repeat(auto-fit, minmax({narrowest}, 1fr))"
+        ),
+    )
 
 
 def _split(drawn: Drawn) -> tuple[str, bytes]:

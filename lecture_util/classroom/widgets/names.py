@@ -1,7 +1,8 @@
-"""A name and a value for each slider, as a screen reader wants them.
+"""A name and a value for each slider, and names for Play's buttons, as a screen reader wants them.
 
 ipywidgets writes a slider's description beside it but ties the two in no way, and gives the number
 of the choice ("4") for its value ("16"). This sets both in the browser, and again at each move.
+The buttons of a Play widget, which are pictures only, get names too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ class Names(anywidget.AnyWidget):
           if (handle && value && handle.getAttribute(key) !== value)
             handle.setAttribute(key, value);
       }
+      for (const [place, says] of ["play or pause", "back to the start"].entries())
+        for (const button of box.querySelectorAll(
+            `.widget-play > button:nth-of-type(${place + 1}):not([aria-label])`))
+          button.setAttribute("aria-label", button.title = says);
     }
     export default {
       render({ el }) {

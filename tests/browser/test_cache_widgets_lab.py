@@ -1,0 +1,141 @@
+"""The widgets of 04 and 05 in Chromium: by keyboard, named for a screen reader, on one slide."""
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from lecture_util.classroom import deck
+from lecture_util.classroom.build import Paths
+
+SOURCE = """\
+# %% [markdown]
+# # Toy
+
+# %%
+from lecture_util.classroom.widgets import cache_calculator, mask_viewer, memory_stepper
+
+# %% slideshow={"slide_type": "slide"} tags=["nbval-ignore-output"]
+cache_calculator()
+
+# %% slideshow={"slide_type": "slide"} tags=["nbval-ignore-output"]
+mask_viewer()
+
+# %% slideshow={"slide_type": "slide"} tags=["nbval-ignore-output"]
+memory_stepper()
+"""
+SLIDES = {"calculator": 2, "masks": 3, "memory": 4}
+RAN = """() => window.jupyterapp.shell.currentWidget.model.sharedModel.cells
+    .filter(cell => cell.cell_type === 'code').every(cell => cell.execution_count)"""
+SHOTS = os.environ.get("WIDGET_SHOTS")  # a folder for pictures of the slides, to be looked at
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory, browser):
+    """The deck, every cell run."""
+    source = tmp_path_factory.mktemp("course") / "solutions" / "93_toy.py"
+    source.parent.mkdir()
+    source.write_text(SOURCE)
+    with deck.serve(Paths(source)) as address:
+        page = deck.open_deck(browser, address)
+        page.click(".stage-run")
+        page.wait_for_function(RAN, timeout=90_000)
+        yield page
+        page.close()
+
+
+@pytest.fixture
+def slide(stage):
+    """Turn to the slide of a widget; what is on it."""
+
+    def turn(name: str):
+        deck.show(stage, SLIDES[name])
+        return stage.locator(".jp-deck-mod-onscreen .jp-OutputArea")
+
+    return turn
+
+
+def press(locator, key: str, times: int = 1) -> None:
+    locator.focus()
+    locator.page.wait_for_timeout(400)  # the stage keeps the arrow keys for the slider
+    for _ in range(times):
+        locator.page.keyboard.press(key)
+
+
+def picture(output) -> str:
+    """A fingerprint of the pixels that the browser shows."""
+    image = output.get_by_role("img")
+    image.wait_for(timeout=10_000)
+    return hashlib.sha256(image.screenshot()).hexdigest()
+
+
+def wait_for(output, words: str | re.Pattern) -> None:
+    output.get_by_role("status").get_by_text(words).first.wait_for(timeout=10_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "handle", "key", "times", "value", "words"),
+    [
+        ("calculator", "K, KV heads", "ArrowLeft", 3, "8", "163,840 bytes a token, 5 times less"),
+        ("masks", "position of the query", "ArrowLeft", 4, "19", "query 19 sees"),
+        ("memory", "tokens seen", "ArrowRight", 19, "20", "KV cache 1.00, window 0.02"),
+    ],
+)
+def test_a_slider_moved_by_keyboard_changes_the_picture_and_the_text(
+    slide, name, handle, key, times, value, words
+):
+    output = slide(name)
+    before = picture(output)
+    moved = output.get_by_role("slider", name=handle)
+    press(moved, key, times)
+    wait_for(output, words)
+    moved.page.wait_for_timeout(500)
+    assert moved.get_attribute("aria-valuetext") == value
+    assert picture(output) != before
+    assert words in output.get_by_role("img").get_attribute("title")
+
+
+def test_a_menu_by_keyboard_greys_what_it_makes_idle(slide):
+    output = slide("calculator")
+    output.get_by_role("combobox", name="cached").select_option("an MLA latent")
+    wait_for(output, "46,080 bytes a token")
+    assert output.get_by_role("combobox", name="W, window").is_disabled()
+    output.get_by_role("combobox", name="cached").select_option("keys and values")
+    wait_for(output, "163,840 bytes a token")
+
+
+def test_every_slider_has_a_name(slide):
+    for name in SLIDES:
+        sliders = slide(name).get_by_role("slider").all()
+        assert sliders
+        for one in sliders:
+            assert one.get_attribute("aria-label")
+
+
+def test_play_steps_token_by_token_and_stop_goes_back(slide):
+    output = slide("memory")
+    seen = output.get_by_role("slider", name="tokens seen")
+    press(output.get_by_role("button", name="back to the start"), "Enter")
+    wait_for(output, re.compile("After 1 token,"))
+    press(output.get_by_role("button", name="play or pause"), "Enter")
+    wait_for(output, re.compile(r"After ([5-9]|1\d) tokens"))
+    press(output.get_by_role("button", name="play or pause"), "Enter")
+    seen.page.wait_for_timeout(1000)
+    rests = seen.get_attribute("aria-valuetext")
+    seen.page.wait_for_timeout(1000)
+    assert seen.get_attribute("aria-valuetext") == rests
+    assert int(rests) >= 5
+    press(seen, "ArrowRight")  # and the slider goes on from there
+    wait_for(output, f"After {int(rests) + 1} tokens")
+
+
+@pytest.mark.parametrize("name", SLIDES)
+def test_each_widget_fits_a_slide(stage, slide, name):
+    slide(name)
+    stage.wait_for_timeout(500)
+    needed, room = deck.heights(stage)
+    if SHOTS:
+        stage.screenshot(path=Path(SHOTS) / f"{name}.png")
+    assert needed <= room
