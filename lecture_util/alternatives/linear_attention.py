@@ -19,6 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lecture_util.model.attention import apply_rope
 from lecture_util.model.config import Config
 from lecture_util.model.kv_cache import Cache
 from lecture_util.model.linear import Linear
@@ -124,19 +125,30 @@ def chunked(
 class LinearAttentionBlock(Block):
     """A Transformer's block with linear attention in place of the softmax kind.
 
-    All N heads have keys, values and a state of their own, G or not. Nothing is rotated: order is
-    not seen by such a layer but for what is past and what is not. Its cache is `States`.
+    All N heads have keys, values and a state of their own, G or not. Its cache is `States`.
 
-    width: entries of a query and a key before the features; 16 make 273 Taylor features.
+    width:  entries of a query and a key before the features; 16 make 273 Taylor features.
+    rotate: turn queries and keys by their positions first. Without it such a layer sees which
+            tokens came before, and not in which order.
     """
 
     def __init__(
-        self, config: Config, layer: int, width: int = 16, features: Features = taylor_features
+        self,
+        config: Config,
+        layer: int,
+        width: int = 16,
+        features: Features = taylor_features,
+        rotate: bool = False,
     ) -> None:
         super().__init__(config, layer)
         if type(width) is not int or width < 1:
             raise ValueError(f"width={width!r}: expected a whole number, at least 1")
-        self.parts, self.features = (width, width, config.H), features
+        if rotate and (width % 2 or config.H % width):
+            raise ValueError(
+                f"width={width} with rotate=True: expected an even divisor of H={config.H}, whose "
+                "rotary frequencies it takes every so many of"
+            )
+        self.parts, self.features, self.rotate = (width, width, config.H), features, rotate
         self.qkv = Linear(config.D, config.N * sum(self.parts), bias=config.qkv_bias)
 
     @property
@@ -146,6 +158,9 @@ class LinearAttentionBlock(Block):
 
     def attention(self, x_BTD: Tensor, rope: tuple[Tensor, Tensor], cache: Cache) -> Tensor:
         q, k, v_BTNH = self.qkv(x_BTD).unflatten(-1, (self.heads[0], -1)).split(self.parts, dim=-1)
+        if self.rotate:  # of H/2 frequencies these are the ones that a head of this width has
+            table = tuple(part[..., :: v_BTNH.shape[-1] // q.shape[-1]] for part in rope)
+            q, k = apply_rope(q, table), apply_rope(k, table)
         wide = torch.promote_types(x_BTD.dtype, torch.float32)
         q_BTNM, k_BTNM = self.features(q.to(wide)), self.features(k.to(wide))
         form = recurrent if x_BTD.shape[1] == 1 else chunked

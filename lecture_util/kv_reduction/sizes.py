@@ -93,7 +93,7 @@ class Technique:
         return moved / accelerator.bandwidth_bytes_per_s
 
     def compute_s(self, B: Any, accelerator: Accelerator) -> Any:
-        return B * self.flops / accelerator.peak("bf16")
+        return B * self.flops / accelerator.peak(accelerator.sixteen_bits)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """One small model of each kind, alike in all but what it caches: for experiments.
 
-All have four layers, D=64 and four query heads of 32. What a variant saves on keys and values it
+All have three layers, D=64 and two query heads of 64. What a variant saves on keys and values it
 doesn't get back elsewhere, so the smaller caches have slightly fewer parameters too.
 """
 
@@ -17,9 +17,9 @@ from .layout import Layout
 from .mla import MLA, mla
 from .sizes import cache_bytes, mla_cache_bytes
 
-SMALL = Config(D=64, F=128, K=4, G=1, H=32, L=4, V=64, max_context=1024)
+SMALL = Config(D=64, F=128, K=2, G=1, H=64, L=3, V=64, max_context=1024)
 WINDOW = 4
-LATENT = MLA(C=32, R=16, nope=32, v=32)
+LATENT = MLA(C=32, R=32, nope=32, v=64)
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,17 @@ def _layered(name: str, K: int, layout_of: Callable[[int], Layout]) -> Variant:
 VARIANTS: dict[str, Variant] = {
     variant.name: variant
     for variant in (
-        _layered("MHA", 4, Layout.full),
-        _layered("GQA-2", 2, Layout.full),
+        _layered("MHA", 2, Layout.full),
         _layered("MQA", 1, Layout.full),
         Variant(
             f"MLA {LATENT.C}+{LATENT.R}",
             lambda config: mla(config, LATENT),
             lambda config, S: mla_cache_bytes(config, LATENT.C, LATENT.R, 1, S, 1),
         ),
-        _layered("CLA2", 4, lambda L: Layout.cross_layer(L, 2)),
-        _layered(f"window {WINDOW}", 4, lambda L: Layout.windowed(L, WINDOW)),
-        _layered("1 in 2 global", 4, lambda L: Layout.hybrid(L, WINDOW, every=2)),
-        _layered("1 in 2, CLA2, MQA", 1, lambda L: Layout.hybrid(L, WINDOW, every=2, share=2)),
+        _layered("CLA2", 2, lambda L: Layout.cross_layer(L, 2)),
+        _layered(f"window {WINDOW}", 2, lambda L: Layout.windowed(L, WINDOW)),
+        _layered("1 in 3 global", 2, lambda L: Layout.hybrid(L, WINDOW, every=3)),
+        _layered("1 in 3, CLA2, MQA", 1, lambda L: Layout.hybrid(L, WINDOW, every=3, share=2)),
     )
 }
 

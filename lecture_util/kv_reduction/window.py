@@ -95,6 +95,11 @@ class Ring(Slab):
             self.new = (k_BTKH[:, -last:].clone(), v_BTKH[:, -last:].clone())
         if past == 0:
             k_BSKH, v_BSKH, before_BP = k_BTKH, v_BTKH, None
+        elif min(lengths) == max(lengths):  # the same slots in all rows, in one run or two
+            start = (lengths[0] - past) % self.R
+            runs = slice(start, start + past), slice(max(0, start + past - self.R))
+            k_BSKH = torch.cat((*(self.k_BSKH[:, run] for run in runs), k_BTKH), dim=1)
+            v_BSKH = torch.cat((*(self.v_BSKH[:, run] for run in runs), v_BTKH), dim=1)
         else:
             starts = [length - past for length in lengths]  # below 0 in rows that are shorter
             rows_B1, before_BP = _rows_and_positions(starts, past, k_BTKH.device)

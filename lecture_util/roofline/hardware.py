@@ -41,6 +41,11 @@ class Accelerator:
             )
         return self.flops_per_s[dtype]
 
+    @property
+    def sixteen_bits(self) -> str:
+        """bf16 where it computes in it, else fp16."""
+        return "bf16" if "bf16" in self.flops_per_s else "fp16"
+
     def ridge(self, dtype: str = "bf16") -> float:
         """FLOPs a byte at which compute time equals memory time."""
         return self.peak(dtype) / self.bandwidth_bytes_per_s

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -220,6 +221,12 @@ def test_t_is_uniform_within_a_batch_and_never_zero():
     assert chisquare(counts).pvalue > 1e-3
 
 
+def test_t_stays_above_zero_when_the_uniform_is_zero(monkeypatch):
+    monkeypatch.setattr(torch, "rand", lambda *shape, generator=None: torch.zeros(*shape))
+    _, _, t_B = masked_task(torch.arange(9), 5, 4, mask_id=9)(generator(0))
+    assert t_B.sort().values.tolist() == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+
+
 def test_training_lowers_the_loss():
     torch.manual_seed(0)
     model = MaskedDiffusion(TINY)
@@ -409,6 +416,30 @@ def test_a_revealed_token_can_be_remasked_and_the_prompt_cannot():
     kept = passes_of(ChangesItsMind(), prompt, 3, 3)
     assert kept[-1].tokens_BT.tolist() == [[0, 0, 1, 1]]
     assert not any(step.remasked_BT.any() for step in kept)
+
+
+class Boasts:
+    """Finds one new word a pass, and claims to be sure of all that stands."""
+
+    mask_id = 2
+    offers: ClassVar = {4: [0.6, 0, 0, 0], 3: [0, 0.7, 0, 0], 2: [5, 5, 6, 7], 1: [8, 8, 8, 8]}
+
+    def __call__(self, tokens_BT):
+        hidden_BT = tokens_BT == 2
+        offer = torch.tensor(self.offers[int(hidden_BT.sum())], dtype=torch.float64)
+        logits = torch.where(hidden_BT, offer, 9.0)
+        return torch.stack([torch.zeros_like(logits), logits], -1)
+
+
+def test_what_stands_is_judged_by_the_confidence_it_was_chosen_with():
+    """Not by what the model says there now: it learns to speak of hidden positions only."""
+    steps = passes_of(Boasts(), nothing(2), 4, 4, remask=True)
+    shown = [(step.tokens_BT[0] != 2).tolist() for step in steps]
+    assert shown[1] == [True, False, False, False]  # by 0.6
+    assert shown[2] == [True, True, False, False]  # and by 0.7
+    assert shown[3] == [False, True, True, True]  # 0.6 gives way to 6 and 7
+    assert steps[3].remasked_BT.tolist() == [[True, False, False, False]]
+    assert shown[4] == [True] * 4
 
 
 def test_remasking_fills_everything_in_as_many_passes():

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -16,7 +17,9 @@ from lecture_util.alternatives.linear_attention import (
     taylor_features,
 )
 from lecture_util.alternatives.state import States
+from lecture_util.model.attention import apply_rope, rope_frequencies, rope_table
 from lecture_util.model.config import Config
+from lecture_util.model.kv_cache import NoCache
 from lecture_util.model.shapes import ShapeError
 from lecture_util.model.transformer import Transformer
 
@@ -253,9 +256,9 @@ def test_no_tokens_at_all_are_refused():
 CONFIG = Config(D=12, F=16, K=2, G=2, H=6, L=2, V=19, max_context=64)
 
 
-def model(features=taylor_features, width=3, dtype=torch.float64):
+def model(features=taylor_features, width=3, dtype=torch.float64, rotate=False):
     torch.manual_seed(0)
-    block = partial(LinearAttentionBlock, width=width, features=features)
+    block = partial(LinearAttentionBlock, width=width, features=features, rotate=rotate)
     return Transformer(CONFIG, block=block).to(dtype).eval().requires_grad_(False)
 
 
@@ -264,12 +267,38 @@ def tokens(B, T, seed=0):
 
 
 @pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize(("width", "rotate"), [(3, False), (2, True), (6, True)])
 @pytest.mark.parametrize("chunks", [[1] * 9, [9], [1, 3, 5], [5, 1, 1, 2], [2, 7]])
-def test_the_layer_gives_the_same_logits_for_any_split(name, chunks):
-    net, tokens_BT = model(FEATURES[name]), tokens(2, 9)
+def test_the_layer_gives_the_same_logits_for_any_split(name, width, rotate, chunks):
+    net, tokens_BT = model(FEATURES[name], width, rotate=rotate), tokens(2, 9)
     states = States(CONFIG, 2, 9, torch.float64)
     got = torch.cat([net(part, states) for part in tokens_BT.split(chunks, 1)], 1)
-    check(got, net(tokens_BT), atol=1e-10)
+    # Rotations are in fp32: there the last digits depend on how many are done at once.
+    check(got, net(tokens_BT), atol=1e-6 if rotate else 1e-10)
+
+
+def test_a_layer_sees_the_order_of_what_came_before_only_if_it_rotates():
+    x_BTD = torch.randn(1, 8, 12, generator=torch.Generator().manual_seed(0))
+    order = torch.tensor([3, 0, 6, 1, 5, 2, 4, 7])  # the last stays the last
+    rope = rope_table(rope_frequencies(CONFIG), torch.arange(8)[None])
+    for rotate in (False, True):
+        layer = model(width=2, dtype=torch.float32, rotate=rotate).blocks[0]
+        out, other = (layer(x, rope, NoCache())[:, -1] for x in (x_BTD, x_BTD[:, order]))
+        assert torch.allclose(out, other, atol=1e-5) != rotate
+
+
+def test_a_rotated_layer_turns_as_attention_with_heads_of_its_width():
+    """The score of a query and a key depends on the distance between them, at width's own rates."""
+    width, seen = 2, []
+    layer = model(width=width, dtype=torch.float32, rotate=True).blocks[0]
+    layer.features = lambda x: seen.append(x) or taylor_features(x)
+    rope = rope_table(rope_frequencies(CONFIG), torch.tensor([[3, 11]]))
+    x_BTD = torch.randn(1, 2, 12, generator=torch.Generator().manual_seed(0))
+    layer(x_BTD, rope, NoCache())
+    q, k, _ = layer.qkv(layer.norm_attention(x_BTD)).unflatten(-1, (4, -1)).split([2, 2, 6], -1)
+    narrow = rope_table(rope_frequencies(replace(CONFIG, H=width)), torch.tensor([[3, 11]]))
+    for got, want in zip(seen, (q, k), strict=True):
+        torch.testing.assert_close(got, apply_rope(want, narrow), atol=1e-5, rtol=0)
 
 
 def test_the_layer_is_causal():
@@ -301,3 +330,6 @@ def test_a_bf16_model_sums_in_fp32():
 def test_a_width_that_is_no_width_is_refused():
     with pytest.raises(ValueError, match="width=0: expected a whole number"):
         LinearAttentionBlock(CONFIG, 0, width=0)
+    for width in (3, 4):
+        with pytest.raises(ValueError, match="expected an even divisor of H=6"):
+            LinearAttentionBlock(CONFIG, 0, width=width, rotate=True)

@@ -118,6 +118,8 @@ def test_a_pass_that_breaks_off_halfway_leaves_no_trace(monkeypatch):
     for layer, state in states.states.items():
         for part, copy in zip(state, before[layer], strict=True):
             assert torch.equal(part, copy)
+    states.positions(torch.Size((2, 1)), torch.device("cpu"))  # the next pass begins
+    assert not states.new_states
     check(MIXED(new, states), MIXED(torch.cat((prompt, new), 1))[:, 5:])
 
 

@@ -137,6 +137,9 @@ def test_a_step_that_fails_midway_leaves_the_past_as_it_was():
         model(tokens(1, 7, seed=4), cache)
     handle.remove()
     torch.testing.assert_close(held_state(cache), before, atol=0, rtol=0)
+    assert cache.seen  # of the step that failed; the next one starts without it
+    cache.positions((1, 4), None)
+    assert not cache.seen
     check(model(tokens_BT[:, 8:], cache), model(tokens_BT)[:, 8:])
 
 

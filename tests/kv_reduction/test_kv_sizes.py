@@ -227,6 +227,11 @@ def test_what_does_not_fit_has_no_speed():
     assert by_name(comparison(LLAMA, 8192, H100, B=9))["MHA"].tokens_per_s is None
 
 
+def test_a_card_without_bf16_computes_in_fp16():
+    rows = comparison(PUBLISHED["smollm2-135m"], 1024, ACCELERATORS["t4"])
+    assert all(row.tokens_per_s > 0 for row in rows)
+
+
 def test_heads_that_do_not_divide_are_left_out():
     assert "GQA-8" not in by_name(comparison(SMALL, 64, H100))
 

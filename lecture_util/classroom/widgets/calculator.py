@@ -18,7 +18,6 @@ from lecture_util.classroom.widgets.choices import (
     accelerator_named,
     accelerators,
     menu,
-    sixteen_bits,
     slider,
 )
 from lecture_util.classroom.widgets.explore import Explorer
@@ -171,7 +170,7 @@ def number(value: float) -> str:
 
 def _latency(one: Technique, B: int, machine: Accelerator) -> float:
     """Seconds of a decode step: the longer of moving the bytes and computing."""
-    computing = B * one.flops / machine.peak(sixteen_bits(machine))
+    computing = B * one.flops / machine.peak(machine.sixteen_bits)
     return max(one.memory_s(B, machine), computing)
 
 

@@ -17,11 +17,6 @@ def accelerator_named(name: str) -> Accelerator:
     return this_machine() if name == THIS_MACHINE else ACCELERATORS[name]
 
 
-def sixteen_bits(accelerator: Accelerator) -> str:
-    """bf16 where the accelerator computes in it, else fp16."""
-    return "bf16" if "bf16" in accelerator.flops_per_s else "fp16"
-
-
 def accelerators(value: str) -> widgets.Dropdown:
     return menu("accelerator", [*ACCELERATORS, THIS_MACHINE], value)
 

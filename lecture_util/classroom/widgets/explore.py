@@ -55,7 +55,8 @@ class Explorer(widgets.VBox):
         _align(list(controls.values()))
         for control in controls.values():
             control.observe(self.redraw, names="value")
-        rows = [_in_columns(list(controls.values()), columns), *below]
+        every = list(controls.values())
+        rows = [*(every if columns == 1 else [_side_by_side(every, columns)]), *below]
         box = widgets.VBox(rows, layout=widgets.Layout(width="100%"))
         super().__init__([box, self.text, self.image, Names()])
         self.redraw()
@@ -157,9 +158,9 @@ def _align(controls: list[widgets.Widget]) -> None:
         control.layout.width = "min(100% - 8px, 36em)"
 
 
-def _in_columns(controls: list[widgets.Widget], columns: int) -> widgets.Widget:
+def _side_by_side(controls: list[widgets.Widget], columns: int) -> widgets.Widget:
     """The controls side by side, in fewer columns on a narrow page."""
-    narrowest = f"max(19em, {100 // columns - 4}%)" if columns > 1 else "100%"
+    narrowest = f"max(19em, {100 // columns - 4}%)"
     return widgets.GridBox(
         controls,
         layout=widgets.Layout(

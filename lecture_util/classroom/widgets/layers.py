@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lecture_util.classroom.widgets.choices import sixteen_bits
 from lecture_util.model.config import Config
 from lecture_util.roofline import Cost, attention, format_bytes, matmul, measure, mlp, this_machine
 
@@ -40,7 +39,7 @@ def measure_layer(
     import torch
 
     machine, cost = this_machine(), layer_cost(layer, config, B, T, S, G)
-    dtype = sixteen_bits(machine)
+    dtype = machine.sixteen_bits
     if (least_s := cost.time_s(machine, dtype)) > LONGEST_S:
         raise ValueError(f"takes at least {least_s:.0f} s on this machine: choose fewer")
     if cost.bytes > machine.memory_bytes / 8:

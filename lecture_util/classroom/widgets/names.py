@@ -28,8 +28,10 @@ class Names(anywidget.AnyWidget):
       }
       for (const [place, says] of ["play or pause", "back to the start"].entries())
         for (const button of box.querySelectorAll(
-            `.widget-play > button:nth-of-type(${place + 1}):not([aria-label])`))
+            `.widget-play > button:nth-of-type(${place + 1}):not([aria-label])`)) {
           button.setAttribute("aria-label", button.title = says);
+          button.dataset.lmSuppressShortcuts = "true";  // else JupyterLab takes the space bar
+        }
     }
     export default {
       render({ el }) {

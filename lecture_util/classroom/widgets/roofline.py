@@ -18,7 +18,6 @@ from lecture_util.classroom.widgets.choices import (
     accelerator_named,
     accelerators,
     menu,
-    sixteen_bits,
     slider,
 )
 from lecture_util.classroom.widgets.explore import Explorer
@@ -79,7 +78,7 @@ class RooflineExplorer(Explorer):
 
     def _draw(self, accelerator: str, layer: str, B: int, T: int, S: int, G: int):
         machine = accelerator_named(accelerator)
-        dtype = sixteen_bits(machine)
+        dtype = machine.sixteen_bits
         if self._drawn != (accelerator, len(self.measured)):
             self._draw_still(machine, dtype)
             self._drawn = accelerator, len(self.measured)
