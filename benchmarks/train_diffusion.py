@@ -1,6 +1,6 @@
 """Train a masked diffusion model and its autoregressive twin, and measure both: one core, minutes.
 
-    python benchmarks/train_diffusion.py [--steps 1000] [--only measuring]
+    python benchmarks/train_diffusion.py [--steps 2400] [--only measuring]
 
 Writes the weights to lecture_util/assets and the record to benchmarks/results/diffusion.json. The
 two have one size and are trained alike: as many windows, the same rate. What is measured are the
@@ -161,7 +161,7 @@ def written(models, held_BT, words):
 
 
 def infilled(models, held_BT):
-    """The share of hidden middle bytes guessed right, greedily. The twin sees only what is left."""
+    """Which share of hidden bytes is guessed, greedily. The twin reads the left side only."""
     start = (WINDOW - HOLE) // 2
     middle, model = slice(start, start + HOLE), models["diffusion"]
     truth_BT = held_BT[:, middle]
@@ -212,7 +212,7 @@ def trained(kind, train_S, steps):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--only", choices=(*KINDS, "measuring"), help="one part of the three")
     args = parser.parse_args()
     torch.set_num_threads(1)

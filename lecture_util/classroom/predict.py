@@ -200,7 +200,8 @@ class Prediction:
             raise ValueError(f"{right!r} is not a choice: reveal one of {self.choices}")
         if not self.guesses:
             print(f"no guess entered; right is {right}")
-        elif len(self.guesses) == 1:
+            return  # nothing to draw
+        if len(self.guesses) == 1:
             mark = "✓" if self.guesses[0] == right else "✗"
             print(f"{mark} you chose {self.guesses[0]}; right is {right}")
         else:

@@ -121,6 +121,6 @@ def choices(question: str, options: Sequence[Any], guesses: Sequence[Any], right
     ax.grid(visible=False)
     ax.set_xlim(0, max([*counts, 1]) * 1.1)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set_xlabel("guesses" if guesses else "guesses (none entered)")
+    ax.set_xlabel("guesses")
     style.claim(ax, question)
     plt.show()

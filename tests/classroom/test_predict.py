@@ -132,6 +132,7 @@ def test_a_choice_shows_chosen_against_right(shown, capsys):
     assert any("memory" in row and "✓" in row for row in rows(shown[0]))
     predict("What limits decode?", choices=["memory", "compute"]).reveal("memory")
     assert "no guess entered; right is memory" in capsys.readouterr().out
+    assert len(shown) == 1  # the first one's: without a guess there is nothing to draw
 
 
 @pytest.mark.parametrize("guess", ["many", float("nan"), float("inf"), ""])
