@@ -1,12 +1,13 @@
 """The library behind the course: one folder a part of the lecture.
 
-model/         the Transformer that everything measures: config, attention, cache, weights, generation
+model/         the Transformer that everything measures: attention, cache, weights, training
 kernels/       Triton kernels, each beside its torch reference
 roofline/      accelerators, timing, and the accounting of FLOPs and bytes     notebooks 01-03
 kv_reduction/  fewer KV heads, latents, shared layers, windows                 notebook 04
 alternatives/  recurrent layers, hybrids, masked diffusion                     notebook 05
 classroom/     exercises, figures, widgets, notebook builds, grading, doctor   all notebooks
 
-A part imports the ground (model, kernels) and roofline, never another part; nothing imports the classroom.
+A part imports the ground (model, kernels) and roofline, never another part; nothing imports the
+classroom.
 Command line: python -m lecture_util doctor | build | grade | figures | model
 """

@@ -11,6 +11,7 @@ kv_reduction KV heads: sharing, step time, quality; MLA's bytes            noteb
 mla_tables   DeepSeek-V2's comparisons of MQA, GQA, MHA and MLA            notebook 04
 cla          layers that read a lower layer's keys and values              notebook 04
 kv_layers    masks, a hybrid stack, every technique's cache by context     notebook 04
+small_caches what small models of each kind learned, as recorded           notebook 04
 alternatives S4, associative recall, four kinds of memory                  notebook 05
 hybrids      Jamba's block, memory by context, BASED's state and window    notebook 05
 diffusion    passes, noise to words, Mercury's speeds                      notebook 05
@@ -26,6 +27,7 @@ from lecture_util.classroom.figures import (  # noqa: F401  register
     kv_layers,
     kv_reduction,
     mla_tables,
+    small_caches,
     transformer,
     workload,
 )
