@@ -1230,13 +1230,15 @@ contenders = {
 }
 
 # %% tags=["nbval-ignore-output"]
-accuracy = {}
+accuracy, threads = {}, torch.get_num_threads()
+torch.set_num_threads(1)  # so small that a second core would mostly wait for the first
 for name, layout in contenders.items():
     torch.manual_seed(0)
     learner = build(two, layout)
     train(learner, recall_task(B=48), steps=300, label=name)
     accuracy[name] = recall_accuracy(learner, recall_task())
     print(f"{name:<8} {accuracy[name]:6.1%} of the values recalled")
+torch.set_num_threads(threads)
 
 # %% slideshow={"slide_type": "subslide"}
 assert accuracy["hybrid"] > 0.9
@@ -1283,7 +1285,7 @@ for name, entry in recorded["variants"].items():
           f"{min(nats):>7.2f} to {max(nats):.2f}")  # fmt: skip
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
-# ![](../images/small-caches.svg)
+# ![Left, pairs recalled against training steps for seven small models: every kind with a layer that sees everything passes 0.97 within 400 steps, windows of 4 stay near 0.06. Right, nats a byte on English against numbers held: on this short budget windows (1.40) and the stacks with 1 global layer in 3 (1.39, 1.40) lie below MHA, MQA (1.45), MLA and CLA2 (1.49).](../images/small-caches.svg)
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # **Read.** The two tasks rank them differently, and that is the lesson.
