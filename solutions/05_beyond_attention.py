@@ -54,7 +54,7 @@ print(f"reading them on an H100    {1e3 * cache.kv / h100.bandwidth_bytes_per_s:
 print("and an H100 holds         ", format_bytes(h100.memory_bytes))
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
-book.reveal(cache.kv / 1e9)
+book.reveal(predicted=cache.kv / 1e9)
 
 # %% [markdown]
 # That is *one* sequence, and it does not fit. Now a layer of another kind, from Jamba: Mamba, with
@@ -189,7 +189,7 @@ hint("5.1")
 #
 # A single number of memory, $A = -1$, $B = 1$. A 7 comes, five fillers, then a 3 and a filler:
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.alternatives.selective import selective_scan
 
 u_BTE = torch.tensor([7.0, 1, 1, 1, 1, 1, 3, 1])[None, :, None]
@@ -236,7 +236,7 @@ print("selective: twice the input is twice the output:",
 # but $\bar B = \Delta B$, one Euler step, where zero-order hold would have $(e^{\Delta A} - 1)/A \cdot B$.
 # Mamba takes the simpler; the two agree to first order in $\Delta$.
 
-# %% tags=["nbval-ignore-output", "hide-input"]
+# %% tags=["nbval-ignore-output", "hide-input"] slideshow={"slide_type": "subslide"}
 from lecture_util.alternatives.selective import selective_step
 
 torch.manual_seed(0)
@@ -252,7 +252,7 @@ step(selective_step, u_BE, delta_BE, A_EZ, B_BZ, C_BZ, torch.ones(2), torch.ones
 #
 # $$a_2(a_1 h + b_1) + b_2 = (a_2 a_1)\, h + (a_2 b_1 + b_2)$$
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.alternatives.selective import chunked_selective_scan
 
 B, T, E, Z = 2, 23, 5, 3
@@ -283,7 +283,7 @@ print("steps, scan and chunks agree in fp64")
 # away never comes back; and the last 3 inputs of the convolution *before* it, zeros at the start. If
 # both are right, it can't matter where a text is cut:
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.alternatives.mamba import MambaBlock
 
 small = Config(D=32, F=64, K=2, G=1, H=16, L=2, V=64)
@@ -842,6 +842,7 @@ def uncovered(model, passes, order, block=None):
                   generator=torch.Generator().manual_seed(0))  # fmt: skip
     for now in run:
         letters = [html.escape(text_of(token[None])) for token in now.tokens_BT[0]]
+        letters = [letter.replace("*", "&#42;") for letter in letters]  # not the mark for bold
         new = now.revealed_BT[0].tolist()
         shown = "".join(
             f"<mark>{c}</mark>" if new[i] else c for i, c in enumerate(letters[32:], 32)
@@ -986,7 +987,7 @@ ax.set(xlabel="forward passes for 32 bytes", ylabel="bits a byte", xscale="log",
 ax.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
 ax.minorticks_off()
 ax.legend(fontsize=10)
-claim(ax, "More passes, better text")
+claim(ax, "More passes, more predictable text")
 caption(ax, device=recorded["machine"]["processor"], shapes="temperature 1, judged by SmolLM2-135M",
         source=f"diffusion.json, {recorded['date']}")  # fmt: skip
 plt.show()
