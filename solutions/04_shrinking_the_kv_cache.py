@@ -725,7 +725,8 @@ sharing.reveal("stay the same")
 # %% [markdown]
 # Layer 1 runs long after layer 0 is done with those keys: in between lie an MLP's weights and far more
 # cache than a chip holds. So each consumer fetches its producer's keys from memory again. CLA makes
-# *room*: for more sequences, or longer ones. It makes no step shorter by itself. GQA, MLA and windows
+# *room*: for more sequences, or longer ones. A step gets shorter only by the consumers' missing key and
+# value matrices, a few per cent. GQA, MLA and windows
 # do both. Section 1's "half the cache, twice the tokens" assumed that what is held is what is read:
 
 # %%
@@ -746,7 +747,7 @@ for row in comparison(llama, 4096, h100):
 #
 # (CLA, Table 1, with our bytes.) The fair question is not whether CLA2 is as good as the model it was
 # made from; it isn't. It is whether there is a *better way to have so few bytes*. Against narrower heads,
-# sharing wins at every size. And it goes on where sharing among heads ends: below MQA's 10,240 bytes
+# sharing scores a little better at every size (no variance is reported). And it goes on where sharing among heads ends: below MQA's 10,240 bytes
 # there are no heads left to share.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
@@ -994,7 +995,8 @@ for row in rows:
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # Read it by pairs. MHA → GQA-8: five times the sequences at the same 24 ms. The same for MLA, which keeps more
-# than MQA and less than three KV heads. CLA: twice the sequences, longer steps. The last row holds so
+# than MQA and less than three KV heads. CLA: twice the sequences, longer steps. The two
+# windows are MHA's, with all its KV heads: compare them with the first row, not with GQA's. The last row holds so
 # many sequences that it waits for computing: from there on a smaller cache makes room for nothing but
 # longer contexts.
 
@@ -1176,12 +1178,14 @@ plt.show()
 #
 # - *Slopes.* MHA's step grows with the context, GQA's by less, the window's not at all past 512. The
 #   hybrid has one global layer in four, and about a quarter of MHA's slope.
-# - *CLA2 lies on GQA.* It holds half the bytes and reads all of them. Held is not read.
+# - *CLA2 beside GQA.* It holds half the bytes and attends to all of them. If its line lies on GQA's, they
+#   were read from memory twice. If it lies below, the consumer found its producer's keys still in the
+#   processor's own cache: this model is small enough for that, a 13B model at B = 64 is not.
 # - *Above the dashes.* Some sixty small operations a step, each started by Python, cost the same in all
 #   variants, and show where there is little to read. A ring first puts its keys side by side, which
 #   moves them twice more. MLA has the most operations, and its absorbed queries are wide.
-# - *Below the dashes*, if anywhere: weights and caches of this size partly fit into the processor's own
-#   cache from one step to the next.
+# - *Below the dashes.* Weights and caches of this size partly stay on the chip from one step to the next.
+#   If all lines are below, the bandwidth was measured while something else was running.
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # And what absorbing is worth: the same MLA model, the same cache, a step in either mode. Naive, it
@@ -1251,14 +1255,15 @@ print("the hybrid recalls, windows alone and two layers on one set of keys do no
 able.reveal("only the hybrid")
 
 # %% [markdown]
-# - **Windows** fail for lack of reach. A key is up to 31 tokens from where it is asked for; two windows
-#   of 8 reach 15. No training helps: the pair isn't there any more.
+# - **Windows** fail for lack of reach. A key is up to 31 tokens from where it is asked for, and two windows
+#   of 8 reach 15: more than half of the pairs are gone when they are asked for, and no training brings
+#   them back. The rest could be learned, and so far is only in part.
 # - The **hybrid** needs *one* layer that sees everything. The lower layer only has to note, at each value,
 #   which key stood before it: a window of 2 would do.
 # - **CLA2** sees everything and fails all the same, in two layers. The lookup takes two steps: first mark
 #   each value with the key before it, then search for these marks. But the second layer searches in the
 #   *first* layer's keys, which were made before any mark was there. A consumer sees no deeper than its
-#   producer. Give it a third layer with keys of its own, above the marks, and it can be learned.
+#   producer. It guesses among the eight values that it has seen, one in eight. Give it a third layer with keys of its own, above the marks, and it can be learned.
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # ### The full curves
@@ -1296,10 +1301,12 @@ for name, entry in recorded["variants"].items():
 #
 # - *Recall* is solved by every stack in which some layer with keys of its own sees everything, however
 #   small its cache. Fewer heads, a latent and shared keys take longer to learn it; the hybrids, which
-#   have little else to look at, do not. Windows alone stay near guessing, one in 32.
+#   have little else to look at, do not. On the way all stop near 0.15: that is guessing among the eight
+#   values in sight. Windows of 4 see too few of them even for that; one in 32 would be guessing blindly.
 # - *Text* ranks them otherwise: windows end *ahead* of MHA. On so short a run most of what can be learned
 #   of bytes is in the last few of them, and a window points there from the first step. MQA is level
-#   with MHA; MLA and CLA2 are a little behind, by more than the seeds differ.
+#   with MHA; MLA and CLA2 end a little behind, in both seeds, though CLA2's own two differ by more than
+#   that. Ahead of all is the hybrid with 1 layer in 3 global: it has both.
 #
 # Had we looked at the loss on text only, we would have thrown the global layers out. A cache has to be
 # judged by what it is for: ask for something far back.

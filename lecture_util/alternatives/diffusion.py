@@ -41,6 +41,11 @@ class MaskedDiffusion(Transformer):
         return self.config.V - 1
 
     def features(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
+        if cache is not None and not isinstance(cache, Bidirectional):
+            raise TypeError(
+                f"a {type(cache).__name__} looks only back, and this model was trained to look "
+                "both ways: pass no cache, and write text with denoise()"
+            )
         return super().features(tokens_BT, Bidirectional() if cache is None else cache)
 
     def forward(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:

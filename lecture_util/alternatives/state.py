@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lecture_util.model.config import Config
-from lecture_util.model.kv_cache import Cache, KVCache
+from lecture_util.model.kv_cache import Cache, KVCache, NoCache
 from lecture_util.model.shapes import ShapeError
 
 State = tuple[Tensor, ...]
@@ -130,7 +130,15 @@ class States:
 
 
 def state_of(cache: Cache, layer: int) -> State | None:
-    """The layer's state; None at the start of a sequence, or where nothing is kept (NoCache)."""
+    """The layer's state; None at the start of a sequence, or where nothing is kept (NoCache).
+
+    Raises: TypeError for a cache that would keep the positions and lose the state.
+    """
+    if not isinstance(cache, States | NoCache):
+        raise TypeError(
+            f"layer {layer} carries a state, which a {type(cache).__name__} does not keep: pass "
+            "States(config, B, capacity), or generate(..., new_cache=States)"
+        )
     return cache.states.get(layer) if isinstance(cache, States) else None
 
 

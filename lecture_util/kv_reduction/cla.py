@@ -187,7 +187,8 @@ class LayoutTransformer(Transformer):
 
     def features(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
         cache = LayeredPass(self.layout) if cache is None else cache
-        if getattr(cache, "layout", None) != self.layout and not self.layout.is_full:
+        plain = self.layout if self.layout.is_full else None  # any cache without a layout will do
+        if getattr(cache, "layout", plain) != self.layout:
             raise ValueError(
                 f"a {type(cache).__name__} does not know this model's layout: make the cache with "
                 "model.new_cache(config, B, capacity, dtype, device)"

@@ -77,7 +77,11 @@ def load_deepseek(hf: dict, state: Mapping[str, Tensor], mode: str = "auto") -> 
     for name, theirs in _names(config, shape).items():
         if missing := [part for part in theirs if part not in waiting]:
             raise WeightsError(f"the weights lack {', '.join(missing)}: is the checkpoint whole?")
-        tensor = torch.cat([waiting.pop(part) for part in theirs])
+        parts = [waiting.pop(part) for part in theirs]
+        if len({part.shape for part in parts}) > 1 or not parts[0].is_floating_point():
+            kinds = ", ".join(f"{tuple(part.shape)} {part.dtype}" for part in parts)
+            raise WeightsError(f"{' + '.join(theirs)}: {kinds}, expected floats of one shape")
+        tensor = torch.cat(parts)
         expected = model.get_parameter(name).shape
         if tensor.shape != expected:
             raise WeightsError(
@@ -93,6 +97,8 @@ def load_deepseek(hf: dict, state: Mapping[str, Tensor], mode: str = "auto") -> 
         ours[name] = tensor
     if waiting:
         raise WeightsError(f"the weights also hold {', '.join(waiting)}: not named by this config")
+    if len(dtypes := {str(tensor.dtype) for tensor in ours.values()}) > 1:
+        raise WeightsError(f"the weights mix {', '.join(sorted(dtypes))}: cast them to one dtype")
     if config.tied:
         ours["head.weight"] = ours["embed.weight"]
     model.load_state_dict(ours, assign=True)

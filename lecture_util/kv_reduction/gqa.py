@@ -12,6 +12,8 @@ from torch import Tensor
 from lecture_util.model.config import Config
 from lecture_util.model.transformer import Block, Transformer
 
+from .cla import LayoutTransformer
+
 
 def pool_kv_heads(model: Transformer, K: int) -> Transformer:
     """A new model of K KV heads, each the mean of a group of neighbouring ones; `model` is kept.
@@ -34,7 +36,10 @@ def pool_kv_heads(model: Transformer, K: int) -> Transformer:
                 "then change its layout"
             )
     with torch.device("meta"):
-        pooled = Transformer(config.with_kv_heads(K))
+        if isinstance(model, LayoutTransformer):  # its windows stay
+            pooled = LayoutTransformer(config.with_kv_heads(K), model.layout)
+        else:
+            pooled = Transformer(config.with_kv_heads(K))
     weights = {
         name: pool_rows(config, weight, K) if ".qkv." in name else weight.clone()
         for name, weight in model.state_dict().items()

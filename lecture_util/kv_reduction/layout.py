@@ -37,6 +37,9 @@ class Layout:
     layers: tuple[Layer, ...]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(self.layers))
+        if strange := [layer for layer in self.layers if not isinstance(layer, Layer)]:
+            raise TypeError(f"a layout of {strange[0]!r}: expected Layer(window, reads)")
         if not self.layers:
             raise ValueError("a layout of no layers: pass at least one Layer(window, reads)")
         for i, layer in enumerate(self.layers):
@@ -144,6 +147,8 @@ class Layout:
         S:     None for no limit (infinity once a layer sees everything).
         layer: the last if not given.
         """
+        if S is not None:
+            _whole("S", S)
         if not -self.L <= layer < self.L:
             raise ValueError(f"layer {layer} of {self.L}: expected 0 to {self.L - 1}")
         reach = [0]  # reach[i]: how far back the input of layer i depends on tokens

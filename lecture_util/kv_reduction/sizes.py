@@ -51,7 +51,7 @@ def mla_cache_bytes(config: Config, C: Any, R: Any, B: Any, S: Any, dtype_bytes:
     Source: DeepSeek-V2, arXiv:2405.04434, section 2.1.
     """
     B, C, R, S = *sizes(B=B, C=C, R=R), *sizes(0, S=S)
-    return B * S * config.L * (C + R) * dtype_bytes
+    return B * S * config.L * (C + R) * positive("dtype_bytes", dtype_bytes, "2")
 
 
 def mla_weight_bytes(
@@ -63,7 +63,10 @@ def mla_weight_bytes(
     down to the latent and the rotated key, the latent norm's C, C*N*(nope+v) up to keys and values,
     N*v*D out. Absorbed decoding reads the same matrices, applied to queries and outputs instead.
     """
-    matrices = config.L * _mla_matrices(config, C, R, nope or config.H, v or config.H)
+    nope, v = (config.H if width is None else width for width in (nope, v))
+    C, R, nope, v = sizes(C=C, R=R, nope=nope, v=v)
+    dtype_bytes = positive("dtype_bytes", dtype_bytes, "2")
+    matrices = config.L * _mla_matrices(config, C, R, nope, v)
     bias = config.L * (config.N + 2 * config.K) * config.H if config.qkv_bias else 0
     grouped = config.L * 2 * config.D * config.H * (config.N + config.K) + bias
     return weight_bytes(config, dtype_bytes) + dtype_bytes * (matrices + config.L * C - grouped)
@@ -84,7 +87,16 @@ class Technique:
     flops: Any
 
     def max_batch(self, memory_bytes: Any) -> int:
-        """Sequences whose caches fit beside the weights; 0 if not even one does."""
+        """Sequences whose caches fit beside the weights; 0 if not even one does.
+
+        Raises: ValueError if a sequence holds nothing, so that memory sets no limit.
+        """
+        memory_bytes = positive("memory_bytes", memory_bytes, "80e9")
+        if self.held_bytes == 0:
+            raise ValueError(
+                f"{self.name} holds nothing between steps at S={self.S}, so memory limits no "
+                "batch: choose a window of at least 2, and a context of at least 1"
+            )
         return max(0, int((memory_bytes - self.weight_bytes) // self.held_bytes))
 
     def memory_s(self, B: Any, accelerator: Accelerator) -> Any:

@@ -151,8 +151,13 @@ def shortened(held: list[int], lengths: int | Sequence[int]) -> list[int]:
 
     Raises: ValueError if a row would grow, or the number of rows differs.
     """
-    one = not isinstance(lengths, Sequence)
-    wanted = [index(n) for n in ([lengths] * len(held) if one else lengths)]
+    one = isinstance(lengths, str) or not isinstance(lengths, Sequence)
+    try:
+        wanted = [index(n) for n in ([lengths] * len(held) if one else lengths)]
+    except TypeError as error:
+        raise TypeError(
+            f"truncate() got {lengths!r}: expected a whole number, or one for each row"
+        ) from error
     if len(wanted) != len(held):
         raise ValueError(f"truncate() got {len(wanted)} lengths for {len(held)} rows")
     for row, (new, old) in enumerate(zip(wanted, held, strict=True)):

@@ -41,6 +41,7 @@ def train(
     new_batch: draws tokens_BT and targets_BT (IGNORE where nothing is scored) from a generator.
     every:     called with step and loss after each step, for curves.
     loss_of:   what is minimised, as loss_of(model, *batch).
+    Raises: FloatingPointError at a loss that is no number, before it reaches the weights.
     """
     from tqdm.auto import tqdm
 
@@ -57,6 +58,11 @@ def train(
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _trapezoid(steps, warmup))
         for step in tqdm(range(steps), desc=label, leave=False, disable=not progress):
             loss = loss_of(model, *(part.to(device) for part in new_batch(generator)))
+            if not loss.isfinite():
+                raise FloatingPointError(
+                    f"the loss of step {step} is {loss.item()}: lower lr={lr}, and see that every "
+                    "batch scores some target"
+                )
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -575,3 +575,12 @@ def test_little_noise_rounds_back_to_the_word_and_much_does_not():
         .float().mean().item() for t in (0.0, 0.5, 1.0)
     ]  # fmt: skip
     assert right[0] == 1 and right[0] > right[1] > right[2] and right[2] < 0.1
+
+
+def test_a_cache_that_looks_only_back_is_refused():
+    from lecture_util.alternatives.small_models import load_small
+    from lecture_util.model.kv_cache import NoCache
+
+    model = load_small("diffusion")
+    with pytest.raises(TypeError, match="looks only back"):
+        model(torch.zeros(1, 3, dtype=torch.long), NoCache())

@@ -197,3 +197,17 @@ def test_without_states_layers_start_afresh_and_keep_nothing():
     assert state_of(cache, 0) is None
     assert state_of(new_states(), 0) is None
     check(MIXED(tokens(2, 5), cache), MIXED(tokens(2, 5)))
+
+
+def test_a_cache_that_would_lose_the_state_is_refused():
+    from lecture_util.alternatives.linear_attention import LinearAttentionBlock
+    from lecture_util.model.config import Config
+    from lecture_util.model.generate import generate, generate_naive
+    from lecture_util.model.transformer import Transformer
+
+    config = Config(D=32, F=64, K=2, G=1, H=16, L=2, V=64)
+    model = Transformer.random(config, block=LinearAttentionBlock)
+    with pytest.raises(TypeError, match="new_cache=States"):
+        generate(model, [[1, 2, 3]], 8)
+    out = generate(model, [[1, 2, 3]], 8, new_cache=States)
+    assert out == [generate_naive(model, [1, 2, 3], 8)]

@@ -80,6 +80,17 @@ def _per_token(K, H, width):
     return 2 * K * H * width
 
 
+def _bias_into_dt(u_BE, dt_BE, dt_bias_E, *rest):
+    dt_BE += dt_bias_E
+    return _mamba()(u_BE, dt_BE, torch.zeros_like(dt_bias_E), *rest)
+
+
+def _spoils_a_key(q_BNM, k_BNM, *rest):
+    right = _linear()(q_BNM, k_BNM, *rest)
+    k_BNM.zero_()
+    return right
+
+
 ATTEMPTS = [
     ("5.1", "Euler's B", _ssm(taken=lambda a, b, d: d * b), "Euler's rule (Mamba's)"),
     ("5.1", "b as it is", _ssm(taken=lambda a, b, d: b), "it too must be discretised"),
@@ -93,7 +104,9 @@ ATTEMPTS = [
     ("5.2", "forgets the logarithm", _mamba(log=True), "A_log is a logarithm"),
     ("5.2", "only no longer in place", _mamba(biases=2, sign=1.0), "both are still there"),
     ("5.2", "in place", _mamba(in_place=True), "has changed"),
+    ("5.2", "bias written into dt", _bias_into_dt, "has changed"),
     ("5.2", "y only", lambda *a: _mamba()(*a)[0], "expected tuple or list"),
+    ("5.3", "spoils a key", _spoils_a_key, "has changed"),
     ("5.3", "in place", _linear(in_place=True), "has changed"),
     ("5.3", "reads first", _linear(first_read=True), "it sees itself"),
     ("5.3", "no normaliser", _linear(normed=False), "don't add up to 1"),

@@ -258,3 +258,13 @@ def test_bad_truncations_are_named():
         cache.truncate(1)
     with pytest.raises(ValueError, match="got 1 lengths for 2 rows"):
         cache.truncate([0])
+
+
+def test_a_cache_of_another_layout_is_refused_even_by_full_attention():
+    full, windowed = (build(SMALL, layout) for layout in (Layout.full(6), Layout.windowed(6, 3)))
+    toks = tokens(1, 5)
+    with pytest.raises(ValueError, match="layout"):
+        full(toks, windowed.new_cache(SMALL, 1, 9))
+    from lecture_util.model.kv_cache import KVCache
+
+    torch.testing.assert_close(full(toks, KVCache(SMALL, 1, 9)), full(toks))

@@ -144,3 +144,15 @@ def test_layers_of_another_kind_are_refused():
     model = adopt(small_model(Layout.full(6)), Layout.cross_layer(6, 2))
     with pytest.raises(TypeError, match="layer 1 is a SharedBlock"):
         pool_kv_heads(model, 1)
+
+
+def test_pooling_keeps_the_windows():
+    from layered_models import SMALL, tokens
+
+    from lecture_util.kv_reduction.cla import LayoutTransformer
+    from lecture_util.kv_reduction.layout import Layout
+
+    model = LayoutTransformer.random(SMALL, layout=Layout.windowed(SMALL.L, 2))
+    same = pool_kv_heads(model, SMALL.K)
+    torch.testing.assert_close(same(tokens(1, 9)), model(tokens(1, 9)))
+    assert pool_kv_heads(model, 1).layout == model.layout

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import sympy
 import torch
@@ -260,3 +262,28 @@ def test_mla_reads_its_matrices_and_little_else():
 def test_bad_sizes_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_window_of_one_holds_nothing_and_sets_no_batch():
+    with pytest.raises(ValueError, match="holds nothing"):
+        comparison(LLAMA, 4096, H100, W=1)
+
+
+@pytest.mark.parametrize("memory", [math.inf, math.nan, -1, "80"])
+def test_memory_is_a_number_of_bytes(memory):
+    with pytest.raises(ValueError, match="memory_bytes"):
+        techniques(LLAMA, 1024)[0].max_batch(memory)
+
+
+@pytest.mark.parametrize("options", [{"dtype_bytes": -2}, {"dtype_bytes": "2"}, {"C": 0}])
+def test_mla_sizes_are_checked_too(options):
+    name = next(iter(options))
+    C = options.pop("C", 512)
+    for call in (
+        lambda: mla_cache_bytes(LLAMA, C, 64, 1, 8, **options),
+        lambda: mla_weight_bytes(LLAMA, C, 64, **options),
+    ):
+        with pytest.raises(ValueError, match=name):
+            call()
+    with pytest.raises(ValueError, match="nope"):
+        mla_weight_bytes(LLAMA, 512, 64, nope=0)

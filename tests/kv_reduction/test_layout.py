@@ -123,3 +123,12 @@ def test_a_changed_token_is_felt_up_to_the_receptive_field_and_no_further():
 def test_bad_layouts_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_list_of_layers_will_do_and_anything_else_is_named():
+    assert Layout([Layer(None, 0)]) == Layout.full(1)
+    assert hash(Layout([Layer(None, 0)])) == hash(Layout.full(1))
+    with pytest.raises(TypeError, match="expected Layer"):
+        Layout((None,))
+    with pytest.raises(ValueError, match="S=-3"):
+        Layout.full(2).receptive_field(-3)

@@ -144,3 +144,9 @@ def test_another_kind_of_layer_and_cache_comes_in_from_outside():
     out = generate(model, prompts, 6, new_cache=new_cache)
     assert out == [generate_naive(model, prompt, 6) for prompt in prompts]
     assert made[0].lengths == [9, 7]  # the last token was never fed
+
+
+@pytest.mark.parametrize("lengths", [8.0, "7", None, [8.5]])
+def test_truncating_to_no_number_names_what_came(lengths):
+    with pytest.raises(TypeError, match="truncate"):
+        new_cache().truncate(lengths)

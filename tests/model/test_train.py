@@ -183,3 +183,12 @@ def test_the_reference_model_reads_its_text_about_as_well_as_was_seen(request):
     model, tokenizer = load("smollm2-135m", device="cpu"), load_tokenizer("smollm2-135m")
     tokens = tokenizer.encode(english()[:8_000], add_special_tokens=False)[:1024]
     assert perplexity(model, torch.tensor([tokens])) == pytest.approx(12.7, rel=0.15)
+
+
+def test_a_loss_that_is_no_number_stops_before_the_weights():
+    model = fresh()
+    before = [p.detach().clone() for p in model.parameters()]
+    nothing = (torch.tensor([[1, 2]]), torch.tensor([[IGNORE, IGNORE]]))
+    with pytest.raises(FloatingPointError, match="step 0"):
+        train(model, lambda g: nothing, 3, progress=False)
+    assert all(torch.equal(p, was) for p, was in zip(model.parameters(), before, strict=True))

@@ -55,7 +55,11 @@ def small_caches() -> Figure:
         left.plot(recall["steps"], middle, color=color, lw=2.2, label=name)
         held = entry["numbers_held"]["128"]
         right.plot([held] * len(nats), nats, "o", color=color, ms=9)
-        left_of = {"xytext": (-9, 0), "ha": "right"} if held > 2e4 and "1 in" not in name else {}
+        left_of = (
+            {"xytext": (-9, 0), "ha": "right"} if held > 2e4 and "1 in 3 g" not in name else {}
+        )
+        if name.startswith("1 in 3, "):
+            left_of = {"xytext": (0, -24), "ha": "center"}  # clear of its neighbour's points
         beside(right, held, sum(nats) / len(nats), name, color, size=12, **left_of)
     left.set(xlabel="training steps", ylabel="pairs recalled", ylim=(0, 1.03))
     left.legend(fontsize=11)
