@@ -673,7 +673,10 @@ winner = predict("Which memory of fixed size will recall best?",
 # %% tags=["nbval-ignore-output"]
 from lecture_util.alternatives.recall_models import RECALL_MODELS, learn_recall
 
+threads = torch.get_num_threads()
+torch.set_num_threads(1)  # so small that a second core would mostly wait for the first
 learned = {kind: learn_recall(kind, seed=0, steps=300) for kind in RECALL_MODELS}
+torch.set_num_threads(threads)
 recall = {kind: outcome.accuracy for kind, outcome in learned.items()}
 for kind, accuracy in recall.items():
     print(f"{kind:<16} {accuracy:5.2f}")
@@ -998,7 +1001,7 @@ for row in [truth, *judged]:
         print(f"{row['way']:<15} {passes} {row['smollm2_bits_per_byte']:6.2f} bits {variety}")
 assert phrase["smollm2_bits_per_byte"] < min(bits["confidence"].values())
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # The repeated phrase beats every text of the toy's. And "surest first" becomes more uniform with every
 # pass, while "any order" stays more varied than real text: part of the steeper curve is caution, not
 # quality, and part of the flat one is noise. A single
