@@ -670,7 +670,7 @@ check("5.4", crossing_context)
 winner = predict("Which memory of fixed size will recall best?",
                  choices=["window", "linear", "window + linear"])  # fmt: skip
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 from lecture_util.alternatives.recall_models import RECALL_MODELS, learn_recall
 
 threads = torch.get_num_threads()
