@@ -13,6 +13,7 @@ tokenizer    text to tokens and back, streaming
 sampling     logits to probabilities to a token
 generate     prefill, cached decode, the naive loop, streaming
 text         English that ships with Python, and perplexity
+observe      look at what flows through a model while it runs
 recall       associative recall, the task that tells memories apart
 train        one loop that trains small models
 """

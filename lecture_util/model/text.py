@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
 
+from .tokenizer import encode
 from .train import Batch
 
 
@@ -63,3 +64,30 @@ def nats_per_token(model: nn.Module, tokens_BT: Tensor, rows: int = 8) -> float:
 def perplexity(model: nn.Module, tokens_BT: Tensor, rows: int = 8) -> float:
     """exp of `nats_per_token`: among how many equally likely tokens the model is undecided."""
     return math.exp(nats_per_token(model, tokens_BT, rows))
+
+
+def english_split(tokenizer, T: int = 128, run: int = 16) -> tuple[Tensor, Tensor]:
+    """Tokens to calibrate and train on, and windows that are new to whatever saw those.
+
+    Python's reference quotes itself, so that a plain split would score text already seen. Every
+    paragraph is taken once; the last 15% is cut into windows of T tokens, and those that share
+    `run` tokens in a row with the rest are dropped. About 100 windows of 128 are left.
+
+    Shapes: -> study_S, held_BT.
+    """
+    if not 2 <= T or not 1 <= run <= T:
+        raise ValueError(f"T={T}, run={run}: expected windows of 2 or more, and run of 1 to T")
+    paragraphs: dict[str, str] = {}
+    for part in english().split("\n\n"):
+        if words := " ".join(part.split()):
+            paragraphs.setdefault(words, part)
+    tokens = encode(tokenizer, "\n\n".join(paragraphs.values()))
+    cut = len(tokens) * 85 // 100
+    seen = {tuple(tokens[i : i + run]) for i in range(cut - run + 1)}
+    held = [
+        part
+        for start in range(cut, len(tokens) - T + 1, T)
+        for part in [tokens[start : start + T]]
+        if not any(tuple(part[i : i + run]) in seen for i in range(T - run + 1))
+    ]
+    return torch.tensor(tokens[:cut]), torch.tensor(held)
