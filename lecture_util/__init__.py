@@ -5,6 +5,8 @@ kernels/       Triton kernels, each beside its torch reference
 roofline/      accelerators, timing, and the accounting of FLOPs and bytes     notebooks 01-03
 kv_reduction/  fewer KV heads, latents, shared layers, windows                 notebook 04
 alternatives/  recurrent layers, hybrids, masked diffusion                     notebook 05
+quantization/  formats, scales, LLM.int8(), AWQ, NF4 and int4 as layers        notebook 06
+pruning/       importance, smaller checkpoints, distillation                   notebook 07
 classroom/     exercises, figures, widgets, notebook builds, grading, doctor   all notebooks
 
 A part imports the ground (model, kernels) and roofline, never another part; nothing imports the

@@ -52,10 +52,12 @@ def load_folder(
 def save_folder(model: Transformer, folder: str | Path, tokenizer=None) -> Path:
     """Write a folder that transformers opens; it appears whole or not at all.
 
-    Raises: FileExistsError if the folder exists.
+    Raises: FileExistsError if the folder exists; TypeError for a model whose layers are not
+            plain Linears, as after quantizing.
     """
+    state = hf_state(model)
     with new_folder(folder) as partial:
-        save_file(hf_state(model), partial / "model.safetensors", metadata={"format": "pt"})
+        save_file(state, partial / "model.safetensors", metadata={"format": "pt"})
         hf = model.config.to_hf() | {"dtype": str(model.dtype).removeprefix("torch.")}
         (partial / "config.json").write_text(json.dumps(hf, indent=2) + "\n")
         if tokenizer is not None:
@@ -116,6 +118,13 @@ def unstack(config: Config, name: str, stacked: Tensor) -> tuple[Tensor, ...]:
 def hf_state(model: Transformer) -> dict[str, Tensor]:
     """The model's tensors under their Hugging Face names, contiguous."""
     config, ours = model.config, model.state_dict()
+    for name in hf_names(config):
+        if name not in ours or not ours[name].is_floating_point():
+            raise TypeError(
+                f"this model holds no {name} of floats: its layers are quantized, or of another "
+                "kind than an ordinary checkpoint describes. Save the model it was made from, or "
+                "the rounded weights: quantization.linear.dequantize(model)"
+            )
     return {
         theirs: part.contiguous()
         for name, stack in hf_names(config).items()

@@ -144,9 +144,16 @@ class Config:
                 "high_freq_factor": s.high_freq_factor,
                 "original_max_position_embeddings": s.original_context,
             }
+        family = "Qwen2" if self.qkv_bias else "Llama"
+        window = {}
+        if family == "Llama" and self.D % self.N:
+            # A pruned model may have such a D. transformers' Llama refuses it though head_dim says
+            # all (huggingface/transformers#46082); its Mistral without a window is the same model.
+            family, window = "Mistral", {"sliding_window": None}
         return {
-            "architectures": ["Qwen2ForCausalLM" if self.qkv_bias else "LlamaForCausalLM"],
-            "model_type": "qwen2" if self.qkv_bias else "llama",
+            "architectures": [f"{family}ForCausalLM"],
+            "model_type": family.lower(),
+            **window,
             "hidden_size": self.D,
             "intermediate_size": self.F,
             "num_attention_heads": self.N,

@@ -74,6 +74,7 @@ def english_split(tokenizer, T: int = 128, run: int = 16) -> tuple[Tensor, Tenso
     `run` tokens in a row with the rest are dropped. About 100 windows of 128 are left.
 
     Shapes: -> study_S, held_BT.
+    Raises: ValueError if no window is left.
     """
     if not 2 <= T or not 1 <= run <= T:
         raise ValueError(f"T={T}, run={run}: expected windows of 2 or more, and run of 1 to T")
@@ -90,4 +91,9 @@ def english_split(tokenizer, T: int = 128, run: int = 16) -> tuple[Tensor, Tenso
         for part in [tokens[start : start + T]]
         if not any(tuple(part[i : i + run]) in seen for i in range(T - run + 1))
     ]
+    if not held:
+        raise ValueError(
+            f"no window of T={T} tokens is new in each of its runs of run={run}: take shorter "
+            "windows, or runs of 16, which chance does not repeat"
+        )
     return torch.tensor(tokens[:cut]), torch.tensor(held)

@@ -1,14 +1,8 @@
 """The widgets of 04 and 05 in Chromium: by keyboard, named for a screen reader, on one slide."""
 
-import hashlib
-import os
 import re
-from pathlib import Path
 
 import pytest
-
-from lecture_util.classroom import deck
-from lecture_util.classroom.build import Paths
 
 SOURCE = """\
 # %% [markdown]
@@ -27,52 +21,6 @@ mask_viewer()
 memory_stepper()
 """
 SLIDES = {"calculator": 2, "masks": 3, "memory": 4}
-RAN = """() => window.jupyterapp.shell.currentWidget.model.sharedModel.cells
-    .filter(cell => cell.cell_type === 'code').every(cell => cell.execution_count)"""
-SHOTS = os.environ.get("WIDGET_SHOTS")  # a folder for pictures of the slides, to be looked at
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory, browser):
-    """The deck, every cell run."""
-    source = tmp_path_factory.mktemp("course") / "solutions" / "93_toy.py"
-    source.parent.mkdir()
-    source.write_text(SOURCE)
-    with deck.serve(Paths(source)) as address:
-        page = deck.open_deck(browser, address)
-        page.click(".stage-run")
-        page.wait_for_function(RAN, timeout=90_000)
-        yield page
-        page.close()
-
-
-@pytest.fixture
-def slide(stage):
-    """Turn to the slide of a widget; what is on it."""
-
-    def turn(name: str):
-        deck.show(stage, SLIDES[name])
-        return stage.locator(".jp-deck-mod-onscreen .jp-OutputArea")
-
-    return turn
-
-
-def press(locator, key: str, times: int = 1) -> None:
-    locator.focus()
-    locator.page.wait_for_timeout(400)  # the stage keeps the arrow keys for the slider
-    for _ in range(times):
-        locator.page.keyboard.press(key)
-
-
-def picture(output) -> str:
-    """A fingerprint of the pixels that the browser shows."""
-    image = output.get_by_role("img")
-    image.wait_for(timeout=10_000)
-    return hashlib.sha256(image.screenshot()).hexdigest()
-
-
-def wait_for(output, words: str | re.Pattern) -> None:
-    output.get_by_role("status").get_by_text(words).first.wait_for(timeout=10_000)
 
 
 @pytest.mark.parametrize(
@@ -84,20 +32,21 @@ def wait_for(output, words: str | re.Pattern) -> None:
     ],
 )
 def test_a_slider_moved_by_keyboard_changes_the_picture_and_the_text(
-    slide, name, handle, key, times, value, words
+    slide, press, wait_for, picture, name, handle, key, times, value, words
 ):
     output = slide(name)
-    before = picture(output)
+    image = output.get_by_role("img")
+    before = picture(image)
     moved = output.get_by_role("slider", name=handle)
     press(moved, key, times)
     wait_for(output, words)
     moved.page.wait_for_timeout(500)
     assert moved.get_attribute("aria-valuetext") == value
-    assert picture(output) != before
-    assert words in output.get_by_role("img").get_attribute("title")
+    assert picture(image) != before
+    assert words in image.get_attribute("title")
 
 
-def test_a_menu_by_keyboard_greys_what_it_makes_idle(slide):
+def test_a_menu_by_keyboard_greys_what_it_makes_idle(slide, wait_for):
     output = slide("calculator")
     output.get_by_role("combobox", name="cached").select_option("an MLA latent")
     wait_for(output, "46,080 bytes a token")
@@ -114,7 +63,7 @@ def test_every_slider_has_a_name(slide):
             assert one.get_attribute("aria-label")
 
 
-def test_play_steps_token_by_token_and_stop_goes_back(slide):
+def test_play_steps_token_by_token_and_stop_goes_back(slide, press, wait_for):
     output = slide("memory")
     seen = output.get_by_role("slider", name="tokens seen")
     press(output.get_by_role("button", name="back to the start"), "Enter")
@@ -132,10 +81,5 @@ def test_play_steps_token_by_token_and_stop_goes_back(slide):
 
 
 @pytest.mark.parametrize("name", SLIDES)
-def test_each_widget_fits_a_slide(stage, slide, name):
-    slide(name)
-    stage.wait_for_timeout(500)
-    needed, room = deck.heights(stage)
-    if SHOTS:
-        stage.screenshot(path=Path(SHOTS) / f"{name}.png")
-    assert needed <= room
+def test_each_widget_fits_a_slide(fits, name):
+    assert fits(name)

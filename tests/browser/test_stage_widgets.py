@@ -4,9 +4,6 @@ import re
 
 import pytest
 
-from lecture_util.classroom import deck
-from lecture_util.classroom.build import Paths
-
 SOURCE = """\
 # %% [markdown]
 # # Toy
@@ -27,43 +24,9 @@ roofline_explorer(model="smollm2-135m")
 latency_explorer()
 """
 SLIDES = {"race": 2, "roofline": 3, "latency": 4}
-RAN = """() => window.jupyterapp.shell.currentWidget.model.sharedModel.cells
-    .filter(cell => cell.cell_type === 'code').every(cell => cell.execution_count)"""
 
 
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory, browser):
-    """The deck, every cell run."""
-    source = tmp_path_factory.mktemp("course") / "solutions" / "92_toy.py"
-    source.parent.mkdir()
-    source.write_text(SOURCE)
-    with deck.serve(Paths(source)) as address:
-        page = deck.open_deck(browser, address)
-        page.click(".stage-run")
-        page.wait_for_function(RAN, timeout=90_000)
-        yield page
-        page.close()
-
-
-@pytest.fixture
-def slide(stage):
-    """Turn to the slide of a widget; what is on it."""
-
-    def turn(name: str):
-        deck.show(stage, SLIDES[name])
-        return stage.locator(".jp-deck-mod-onscreen .jp-OutputArea")
-
-    return turn
-
-
-def press(locator, key: str, times: int = 1) -> None:
-    locator.focus()
-    locator.page.wait_for_timeout(400)  # the stage keeps the arrow keys for the slider
-    for _ in range(times):
-        locator.page.keyboard.press(key)
-
-
-def test_the_race_runs_by_keyboard_and_ends_with_identical_texts(slide):
+def test_the_race_runs_by_keyboard_and_ends_with_identical_texts(slide, press):
     race = slide("race")
     status = race.get_by_role("status")
     press(race.get_by_role("button", name="Start"), "Enter")
@@ -77,7 +40,7 @@ def test_the_race_runs_by_keyboard_and_ends_with_identical_texts(slide):
     assert len(texts[0]) > len("The three primary colours are")
 
 
-def test_the_race_stops_by_keyboard_and_the_kernel_stays_free(slide):
+def test_the_race_stops_by_keyboard_and_the_kernel_stays_free(slide, press):
     race = slide("race")
     press(race.get_by_role("button", name="Run anew"), "Enter")
     press(race.get_by_role("button", name="Stop"), "Space")
@@ -86,14 +49,14 @@ def test_the_race_stops_by_keyboard_and_the_kernel_stays_free(slide):
 
 
 @pytest.mark.parametrize("name", ["roofline", "latency"])
-def test_a_slider_says_its_name_and_its_value(slide, name):
+def test_a_slider_says_its_name_and_its_value(slide, press, name):
     batch = slide(name).get_by_role("slider", name="B, sequences")
     press(batch, "ArrowRight", times=4)
     batch.page.wait_for_timeout(500)
     assert batch.get_attribute("aria-valuetext") == "16"
 
 
-def test_a_point_measured_by_keyboard_stays_on_the_picture(slide):
+def test_a_point_measured_by_keyboard_stays_on_the_picture(slide, press):
     roofline = slide("roofline")
     press(roofline.get_by_role("button", name="Measure here"), "Enter")
     roofline.get_by_text(re.compile(r"MLP B=\d+: .* GFLOP/s")).wait_for(timeout=60_000)
@@ -101,7 +64,7 @@ def test_a_point_measured_by_keyboard_stays_on_the_picture(slide):
     assert chosen == "this machine"
 
 
-def test_what_does_not_fit_is_said_in_words(slide):
+def test_what_does_not_fit_is_said_in_words(slide, press):
     latency = slide("latency")
     press(latency.get_by_role("slider", name="B, sequences"), "End")
     latency.get_by_role("status").get_by_text("does not fit").wait_for(timeout=5000)
@@ -109,7 +72,5 @@ def test_what_does_not_fit_is_said_in_words(slide):
 
 
 @pytest.mark.parametrize("name", SLIDES)
-def test_each_widget_fits_a_slide(stage, slide, name):
-    slide(name)
-    needed, room = deck.heights(stage)
-    assert needed <= room
+def test_each_widget_fits_a_slide(fits, name):
+    assert fits(name)

@@ -11,8 +11,19 @@ import torch
 
 from lecture_util.alternatives.linear_attention import taylor_features
 from lecture_util.classroom import figures
-from lecture_util.classroom.figures import cla, cli, mla_tables, style
+from lecture_util.classroom.figures import (
+    cla,
+    cli,
+    llm_int8,
+    mla_tables,
+    number_formats,
+    pruning,
+    quantization,
+    style,
+)
 from lecture_util.model.config import PUBLISHED
+from lecture_util.quantization.llm_int8 import llm_int8 as int8_product
+from lecture_util.quantization.llm_int8 import quantize_rows
 from lecture_util.roofline import ACCELERATORS, decode_step, kv_bytes_per_token
 
 matplotlib.use("agg")
@@ -78,7 +89,7 @@ def test_each_figure_has_alt_text_sources_a_picture_and_a_line_in_the_index(stil
     assert 80 < len(still.alt) < 500
     assert still.alt.endswith(".")
     assert still.sources
-    assert re.fullmatch(r"0[0-5]", still.notebook)
+    assert re.fullmatch(r"0[0-7]", still.notebook)
     picture = cli.IMAGES / f"{still.name}.svg"
     assert picture.stat().st_size < 100_000
     content = picture.read_text()
@@ -114,6 +125,13 @@ def test_every_picture_of_the_lecture_so_far_is_answered():
         "based-attention",
         "diffusion-lm",
         "Mercury picture",
+        "fp8 picture",
+        "quant-freeze",
+        "Mixed-int8",
+        "llm-int8-bloom",
+        "awq-schema",
+        "pruning-kd-loop",
+        "pruning-kd",
     } <= answered
 
 
@@ -165,6 +183,110 @@ def test_published_tables_support_the_titles_above_them():
     rivals = [(own[size], loss) for size, share, loss in held if share > 1 and size in own]
     assert len(rivals) == 5
     assert all(loss < alone for alone, loss in rivals)
+
+
+def test_int8_tables_support_the_titles_above_them():
+    alt, drawn = figures.FIGURES["llm-int8-by-size"].alt, texts("llm-int8-by-size")
+    for name in ("absmax", "absmax by vectors", "zero point"):
+        over = llm_int8.above_fp32(name)
+        assert over[-1] > 5 * max(over[2], 1)  # "breaks down": 13B far above 2.7B
+        assert f"{over[-1]:+.0f}%" in drawn
+        assert f"{over[-1]:.0f}%" in alt
+        assert f"{over[0]:.0f}%" in alt
+    assert all(abs(over) < 1 for over in llm_int8.above_fp32("LLM.int8()"))
+    alt, drawn = figures.FIGURES["llm-int8-bloom"].alt, texts("llm-int8-bloom")
+    off = [(int8 - bf16) / error for int8, bf16, error in llm_int8.BLOOM.values()]
+    assert f"between {min(off):.1f} and +{max(off):.1f}" in alt
+    assert (sum(abs(x) < 1 for x in off), len(off)) == (6, 7)
+    for (many, slow), (few, slower) in llm_int8.BLOOM_MS.values():
+        assert few < many
+        assert f"{100 * (slower / slow - 1):.0f}% more" in alt
+        assert f"{slower}, +{100 * (slower / slow - 1):.0f}%" in drawn
+
+
+def test_minitrons_comparison_and_the_parts_cut_are_computed():
+    alt, drawn = figures.FIGURES["minitron-mmlu"].alt, texts("minitron-mmlu")
+    (few, score), (many, scratch) = (pruning.MMLU[n] for n in ("Minitron 8B", "Nemotron-3 8B"))
+    for text in (f"{many / few:.0f}", f"{score - scratch:.1f} points"):
+        assert text in alt
+        assert text in drawn
+    smol, saved = PUBLISHED["smollm2-135m"], pruning.savings()
+    D, F, H = smol.D, smol.F, smol.H
+    assert saved["neuron"] == 3 * D
+    assert saved["group of heads"] == 2 * (smol.G + 1) * H * D  # Wq and Wo, Wk and Wv
+    assert saved["layer"] == smol.K * saved["group of heads"] + F * saved["neuron"] + 2 * D
+    per_layer = 2 * (smol.N + smol.K) * H + 3 * F + 2
+    assert saved["channel"] == smol.V + smol.L * per_layer + 1
+    alt, drawn = figures.FIGURES["what-can-be-cut"].alt, texts("what-can-be-cut")
+    for count in saved.values():
+        assert f"{count:,}" in alt
+        assert f"{count:,}" in drawn
+
+
+def test_numbers_of_the_vector_and_of_the_outlier_columns_are_computed():
+    alt, drawn = figures.FIGURES["absmax-and-zero-point"].alt, texts("absmax-and-zero-point")
+    x = np.array(quantization.VECTOR)
+    for low, step in ((-7, x.max() / 7), (0, (x.max() - x.min()) / 15)):
+        zero = round(-x.min() / step) if low == 0 else 0
+        codes = np.clip(np.round(x / step) + zero, low, 7 if low else 15)
+        worst = abs((codes - zero) * step - x).max()
+        assert all(f"\n{code:.0f}".replace("-", "−") in "\n" + drawn for code in codes)
+        for number in (f"{step:.3f}", f"{worst:.3f}"):
+            assert number in alt
+            assert number in drawn
+    unused = sum(code * x.max() / 7 < x.min() - x.max() / 14 for code in range(-7, 8))
+    assert f"{unused} of its 15 codes" in alt
+    assert f"{unused} of 15 codes" in drawn
+    alt, drawn = figures.FIGURES["outlier-columns"].alt, texts("outlier-columns")
+    made = llm_int8.split_products()
+    exact = np.array(llm_int8.X_TD) @ np.array(llm_int8.W_FD).T
+    for name in ("sum", "plain"):
+        error = abs(made[name].numpy() - exact).max()
+        assert f"{error:.3f}" in alt
+        assert f"{error:.3f}" in drawn
+    alone, w = made["apart"], torch.tensor(llm_int8.W_FD)
+    assert (made["kept"].half().double() == made["kept"]).all()  # so it is what fp16 gives
+    codes, absmax = quantize_rows(w)
+    product = int8_product(torch.tensor(llm_int8.X_TD), codes, absmax, 6.0, w=w)
+    assert alone.tolist() == [False, False, True, False, False]
+    torch.testing.assert_close(product.double(), made["sum"], atol=1e-5, rtol=1e-5)
+
+
+def test_formats_drawn_end_and_step_as_torch_says():
+    alt, drawn = figures.FIGURES["number-formats"].alt, texts("number-formats")
+    names = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
+             "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}  # fmt: skip
+    for dtype in names.values():
+        limits = torch.finfo(dtype)
+        for value in (limits.max, limits.eps, limits.smallest_normal * limits.eps):
+            assert number_formats.plain(value) in drawn
+    assert "448 and 0.125" in alt
+    reachable = number_formats.reachable()
+    for name, dtype in (("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)):
+        every = torch.arange(256, dtype=torch.uint8).view(dtype).double()
+        assert reachable[name].tolist() == sorted(set(every[every.isfinite()].tolist()))
+    assert [len(reachable[name]) for name in ("int8", "int4", "NF4")] == [256, 16, 16]
+
+
+def test_nf4_levels_drawn_part_the_normal_distribution_evenly_on_either_side():
+    alt, drawn = figures.FIGURES["nf4-levels"].alt, texts("nf4-levels")
+    shares = number_formats.areas()
+    for side in (shares[:7], shares[7:]):
+        assert max(side) - min(side) < 1e-4
+        assert f"{100 * side[0]:.1f}%" in alt
+        assert f"{100 * side[0]:.1f}%" in drawn
+    for scales in number_formats.SCALE_BITS:
+        assert f"{4 + sum(scales):.3f}".removesuffix("00") in alt
+
+
+def test_bits_that_scales_add_are_those_of_their_count():
+    alt, drawn = figures.FIGURES["granularity"].alt, texts("granularity")
+    F, D = PUBLISHED["smollm2-135m"].F, PUBLISHED["smollm2-135m"].D
+    for scales in (1, F, D, F * D // 48):
+        added = 16 * scales / (F * D)
+        number = f"{added:.3f}" if added > 1e-3 else f"{added:.5f}"
+        assert number in alt
+        assert f"+{number}" in drawn
 
 
 def test_masked_passes_drawn_uncover_every_position_once():

@@ -1,21 +1,25 @@
 """The course's pictures: one style, the plots notebooks share, and the still figures.
 
-style        type, colours, the line of conditions below a plot
-plots        roofline, predicted against measured, bars
-registry     the list of still figures
-diagram      boxes, arrows and brackets on a plain canvas
-workload     inference's scale, its timeline, a step's bytes, the method    notebooks 00, 01, 03
-transformer  one block with every edge's axes                              notebook 01
-cache        naive against cached generation, and the cache as a tensor    notebook 03
-kv_reduction KV heads: sharing, step time, quality; MLA's bytes            notebook 04
-mla_tables   DeepSeek-V2's comparisons of MQA, GQA, MHA and MLA            notebook 04
-cla          layers that read a lower layer's keys and values              notebook 04
-kv_layers    masks, a hybrid stack, every technique's cache by context     notebook 04
-small_caches what small models of each kind learned, as recorded           notebook 04
-alternatives S4, associative recall, four kinds of memory                  notebook 05
-hybrids      Jamba's block, memory by context, BASED's state and window    notebook 05
-diffusion    passes, noise to words, Mercury's speeds                      notebook 05
-cli          `make figures`: draw all, or check that none is out of date
+style          type, colours, the line of conditions below a plot
+plots          roofline, predicted against measured, bars
+registry       the list of still figures
+diagram        boxes, arrows and brackets on a plain canvas
+workload       inference's scale, its timeline, a step's bytes, the method   notebooks 00, 01, 03
+transformer    one block with every edge's axes                              notebook 01
+cache          naive against cached generation, and the cache as a tensor    notebook 03
+kv_reduction   KV heads: sharing, step time, quality; MLA's bytes            notebook 04
+mla_tables     DeepSeek-V2's comparisons of MQA, GQA, MHA and MLA            notebook 04
+cla            layers that read a lower layer's keys and values              notebook 04
+kv_layers      masks, a hybrid stack, every technique's cache by context     notebook 04
+small_caches   what small models of each kind learned, as recorded           notebook 04
+alternatives   S4, associative recall, four kinds of memory                  notebook 05
+hybrids        Jamba's block, memory by context, BASED's state and window    notebook 05
+diffusion      passes, noise to words, Mercury's speeds                      notebook 05
+number_formats bits and numbers of each format, NF4's levels                 notebook 06
+quantization   absmax and zero point, what shares a scale                    notebook 06
+llm_int8       outlier columns apart, by model size, on BLOOM                notebook 06
+pruning        the loop, what can be cut, Minitron's scores                  notebook 07
+cli            `make figures`: draw all, or check that none is out of date
 """
 
 from lecture_util.classroom.figures import (  # noqa: F401  register
@@ -26,7 +30,11 @@ from lecture_util.classroom.figures import (  # noqa: F401  register
     hybrids,
     kv_layers,
     kv_reduction,
+    llm_int8,
     mla_tables,
+    number_formats,
+    pruning,
+    quantization,
     small_caches,
     transformer,
     workload,

@@ -13,13 +13,29 @@ masks       what each layer of a small stack sees, keeps and reaches
 viewer      mask_viewer (notebook 04)
 memories    four memories of the same pairs, computed
 memory      memory_stepper (notebook 05)
+rounding    a tensor on a grid of few levels, and what that cost
+quantizing  quantization_explorer (notebook 06), and its picture beside it
+bytes_of    one group of weights as stored; bytes_html, the same as tables
+inspector   weight_inspector (notebook 06)
+records     what was recorded of models with fewer layers
+kept        layers_kept (notebook 07)
+cells       an importance map as rows and columns of cells
+heat        a map of cells to pick from, by click or arrow keys
+importance  importance_map (notebook 07)
 race        with and without a cache, side by side (notebooks 01 and 03)
 """
 
 from lecture_util.classroom.widgets.calculator import CacheCalculator, cache_calculator
 from lecture_util.classroom.widgets.explore import Explorer, explore
+from lecture_util.classroom.widgets.importance import ImportanceMap, Pick, importance_map
+from lecture_util.classroom.widgets.inspector import WeightInspector, weight_inspector
+from lecture_util.classroom.widgets.kept import layers_kept
 from lecture_util.classroom.widgets.latency import latency_explorer
 from lecture_util.classroom.widgets.memory import memory_stepper
+from lecture_util.classroom.widgets.quantizing import (
+    QuantizationExplorer,
+    quantization_explorer,
+)
 from lecture_util.classroom.widgets.race import Race, race
 from lecture_util.classroom.widgets.roofline import RooflineExplorer, roofline_explorer
 from lecture_util.classroom.widgets.viewer import mask_viewer
@@ -27,13 +43,21 @@ from lecture_util.classroom.widgets.viewer import mask_viewer
 __all__ = [
     "CacheCalculator",
     "Explorer",
+    "ImportanceMap",
+    "Pick",
+    "QuantizationExplorer",
     "Race",
     "RooflineExplorer",
+    "WeightInspector",
     "cache_calculator",
     "explore",
+    "importance_map",
     "latency_explorer",
+    "layers_kept",
     "mask_viewer",
     "memory_stepper",
+    "quantization_explorer",
     "race",
     "roofline_explorer",
+    "weight_inspector",
 ]

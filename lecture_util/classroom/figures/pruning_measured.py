@@ -1,0 +1,190 @@
+"""Still figures of notebook 07, as recorded: what a cut costs, and what repairs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lecture_util.classroom.figures.diagram import beside, chart
+from lecture_util.classroom.figures.plots import plain_log_ticks
+from lecture_util.classroom.figures.registry import figure
+from lecture_util.classroom.figures.small_caches import recorded
+from lecture_util.classroom.figures.style import (
+    GUESS,
+    INK,
+    MEASURED,
+    MUTED,
+    PREDICTED,
+    caption,
+    number,
+    tint,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SOURCE = "measured: benchmarks/pruning.py, its date and seed in its results"
+
+
+def _run() -> dict:
+    return recorded("pruning")
+
+
+def _where(run: dict) -> str:
+    return f"benchmarks/pruning.py, {run['date']}, {run['hardware']}"
+
+
+@figure(
+    name="layers-kept",
+    title="Each layer dropped costs quality and buys speed",
+    answers=[],
+    notebook="07",
+    alt="A.............................................................................................",
+    sources=[SOURCE],
+)
+def layers_kept() -> Figure:
+    run = _run()
+    fig, (left, right) = chart("Each layer dropped costs quality and buys speed", 2, 5.8)
+    rows = {int(kept): entry for kept, entry in run["layers"].items()}
+    mended = {int(kept): entry for kept, entry in run["layers repaired"].items()}
+    most, least = max(rows), min(rows)
+    left.axhline(rows[most]["perplexity"], color=INK, lw=1.6, zorder=1)
+    beside(left, most, rows[most]["perplexity"], f"whole: {rows[most]['perplexity']:.1f}",
+           xytext=(2, -14))  # fmt: skip
+    steps = next(iter(mended.values()))["at"][-1]
+    for entries, key, color, label in (
+        (rows, "perplexity", MEASURED, "as cut"),
+        (mended, "after", GUESS, f"{steps} steps\nlater"),
+    ):
+        left.plot(list(entries), [entry[key] for entry in entries.values()], "-o", color=color)
+        last = min(entries)
+        beside(left, last, entries[last][key], f"{label}\n{number(entries[last][key])}", color,
+               size=15)  # fmt: skip
+    for key, color, how, label in (("predicted_times_as_fast", PREDICTED, "--", "predicted\n{}"),
+                                   ("times_as_fast", MEASURED, "o", "measured\n{}")):  # fmt: skip
+        speeds = [entry[key] for entry in rows.values()]
+        right.plot(list(rows), speeds, how, color=color)
+        last = rows[least][key]
+        beside(right, least, last, label.format(f"{last:.2f}×"), color, size=15)
+    for ax in (left, right):
+        ax.set(xlim=(most + 0.5, least - 0.5), xlabel="layers kept")
+        ax.set_xticks(range(most, least - 1, -2))
+    left.set(yscale="log", ylabel="perplexity")
+    plain_log_ticks(left.yaxis)
+    right.set_ylabel("decoding, times as fast")
+    caption(fig, shapes="least influence first; predicted: bytes read, all over what is kept",
+            source=_where(run))  # fmt: skip
+    return fig
+
+
+RECIPES = {
+    "KL, T=1": "teacher's probabilities (KL)",
+    "KL, T=2": "the same, softened: T = 2",
+    "KL and cross-entropy": "KL and the text's tokens",
+    "KL and hidden states": "KL and hidden states",
+    "cross-entropy of the text": "the text's tokens only",
+    "two rounds of 4": "KL, dropping 4 and 4",
+    "fresh weights, KL": "KL, from fresh weights",
+}
+
+
+@figure(
+    name="recovery-curve",
+    title="A few steps of distillation win most of the quality back",
+    answers=["pruning-kd"],
+    notebook="07",
+    alt="",
+    sources=[SOURCE],
+)
+def recovery_curve() -> Figure:
+    run = _run()
+    title = "A few steps of distillation win most of the quality back"
+    fig, (left, right) = chart(title, 2, 5.8)
+    teacher, curve = run["recovery"]["whole"]["perplexity"], run["recovery"]["8 dropped"]
+    left.axhline(teacher, color=INK, lw=1.6, zorder=1)
+    left.plot(curve["at"], curve["perplexity"], "-o", color=MEASURED)
+    beside(left, 0, curve["before"], f"22 of 30 layers: {curve['before']:.1f}", MEASURED)
+    beside(left, curve["at"][-1], curve["after"], f"{curve['after']:.1f}", MEASURED,
+           xytext=(0, 14), ha="right", weight="bold")  # fmt: skip
+    beside(left, curve["at"][-1], teacher, f"whole model: {teacher:.1f}", xytext=(0, -13),
+           ha="right")  # fmt: skip
+    left.set(yscale="log", xlabel="steps", ylabel="perplexity")
+    left.set_ylim(teacher / 1.15, 1.15 * curve["before"])
+    plain_log_ticks(left.yaxis)
+    after = {name: run["recipes"][name]["after"] for name in RECIPES}
+    near = [value for name, value in after.items() if not name.startswith("fresh")]
+    edge = max(near) + 0.35 * (max(near) - min(near))
+    for y, value in enumerate(after.values()):
+        if value > edge:
+            beside(right, edge, y, f"{number(value)} →", MEASURED, size=15, xytext=(0, 0),
+                   ha="right", weight="bold")  # fmt: skip
+            continue
+        right.plot(value, y, "o", color=MEASURED, ms=12)
+        beside(right, value, y, f"{value:.1f}", size=14, xytext=(11, 0))
+    right.set_yticks(range(len(RECIPES)), RECIPES.values(), size=13)
+    right.set(ylim=(len(RECIPES) - 0.4, -0.6), xlabel="perplexity (axis cut)")
+    right.set_xlim(min(near) - 0.1 * (max(near) - min(near)), edge)
+    right.grid(axis="y", visible=False)
+    right.tick_params(axis="y", length=0)
+    long, short = curve["options"], run["recipes"]["KL, T=1"]["options"]
+    caption(fig, shapes=f"left: {long['B']}×{long['T']} tokens a step; right: {short['steps']} "
+            f"steps of {short['B']}×{short['T']}, as cut {curve['before']:.1f}",
+            source=_where(run))  # fmt: skip
+    return fig
+
+
+@figure(
+    name="what-to-cut",
+    title="One size, other cuts: which parts go decides what is left",
+    answers=[],
+    notebook="07",
+    alt="",
+    sources=[SOURCE],
+)
+def what_to_cut() -> Figure:
+    run = _run()
+    title = "One size, other cuts: which parts go decides what is left"
+    fig, (left, right) = chart(title, 2, 5.4)
+    orders = {
+        "block influence, measured once": "least influence",
+        "block influence, measured after each": "least influence,\nmeasured after each",
+        "perplexity without, measured once": "least harm\nalone",
+        "every third from the second": "every third",
+        "the last but one": "8 before the last",
+    }
+    for y, name in enumerate(orders):
+        value = run["orders"][name]["perplexity"]
+        left.plot(value, y, "o", color=MEASURED, ms=13)
+        beside(left, value, y, number(value), size=15, xytext=(12, 0))
+    _rows(left, list(orders.values()))
+    left.set_title("which 8 layers, as cut", size=15)
+    widths = {"layers": "8 layers", "neurons": "neurons", "channels": "channels"}
+    for y, name in enumerate(widths):
+        entry = run["width"][name]
+        right.plot([entry["after"], entry["before"]], [y, y], color=tint(MUTED, 0.5), lw=3)
+        for key, color in (("before", MEASURED), ("after", GUESS)):
+            right.plot(entry[key], y, "o", color=color, ms=13)
+            beside(right, entry[key], y, number(entry[key]), color, size=15,
+                   xytext=(0, 17), ha="center")  # fmt: skip
+    _rows(right, [f"{label}\n{run['width'][name]['times_as_fast']:.2f}× as fast"
+                  for name, label in widths.items()])  # fmt: skip
+    right.set_title("as many parameters less", size=15)
+    for ax, entries in ((left, run["orders"]), (right, run["width"])):
+        values = [entry[key] for entry in entries.values()
+                  for key in ("perplexity", "before", "after")
+                  if isinstance(entry.get(key), float | int)]  # fmt: skip
+        ax.set(xscale="log", xlim=(min(values) / 1.4, max(values) * 2.5), xlabel="perplexity")
+        plain_log_ticks(ax.xaxis)
+    options = run["width"]["layers"]["options"]
+    caption(fig, shapes=f"right: as cut, and after {options['steps']} steps of distillation",
+            source=_where(run))  # fmt: skip
+    return fig
+
+
+def _rows(ax: Axes, names: Sequence[str]) -> None:
+    ax.set_yticks(range(len(names)), names, size=14)
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    ax.grid(axis="y", visible=False)
+    ax.tick_params(axis="y", length=0)
