@@ -19,6 +19,9 @@ from lecture_util.classroom.figures import (
     number_formats,
     pruning,
     quantization,
+    quantized_runs,
+    records,
+    small_caches,
     style,
 )
 from lecture_util.model.config import PUBLISHED
@@ -260,7 +263,9 @@ def test_formats_drawn_end_and_step_as_torch_says():
         limits = torch.finfo(dtype)
         for value in (limits.max, limits.eps, limits.smallest_normal * limits.eps):
             assert number_formats.plain(value) in drawn
-    assert "448 and 0.125" in alt
+        if limits.bits < 32 and dtype != torch.bfloat16:
+            assert f"{limits.max:,.0f}" in drawn
+            assert f"{limits.max:,.0f} and {limits.eps:.3g}" in alt
     reachable = number_formats.reachable()
     for name, dtype in (("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)):
         every = torch.arange(256, dtype=torch.uint8).view(dtype).double()
@@ -294,6 +299,90 @@ def test_masked_passes_drawn_uncover_every_position_once():
     for passes, positions in [(12, 12), (4, 48), (6, 72)]:
         assert f"{passes} passes" in drawn
         assert f"{positions} positions computed" in drawn
+
+
+def test_a_recorded_figure_waits_until_its_record_holds_all_it_needs(tmp_path, monkeypatch):
+    monkeypatch.setattr(small_caches, "RESULTS", tmp_path)
+    monkeypatch.setattr(figures.registry, "FIGURES", found := {})
+    about = {"title": "t", "answers": [], "notebook": "06", "sources": ["s"]}
+
+    def register(record, *needs):
+        found.clear()
+        alt = "{n} points".format_map
+        records.recorded_figure(record, needs, alt, name="new", **about)(lambda: None)
+        return [still.alt for still in found.values()]
+
+    assert register("absent", "a/b") == []
+    (tmp_path / "partial.json").write_text('{"n": 3, "a": {"b": 1}, "rows": [{"name": "x"}]}')
+    assert register("partial", "a/b", "a/c") == []
+    assert register("partial", "rows/y") == []
+    assert register("partial", "n/b") == []
+    assert register("partial", "a/b", "rows/x") == ["3 points"]
+
+
+def rows_of(run: dict) -> dict:
+    return {row["name"]: row["perplexity"] for row in run["rows"]}
+
+
+def eight_bits_are_nearly_free(run: dict) -> bool:
+    row = rows_of(run)
+    awq = all(row[f"AWQ {kind}"] < row[f"RTN {kind}"] for kind in ("int4 g48", "int3 g48"))
+    eight = [row[name] for name in quantized_runs.EIGHT]
+    few = [row[name] for name in quantized_runs.FEW]
+    return awq and max(eight) < 1.05 * row["fp32"] < min(few)
+
+
+def activations_choose_best(run: dict) -> bool:
+    ours = run["lecture_picture"]["perplexity"]
+    kept = {by: ours[f"1% kept, {by}"] for by in ("by activation", "by weight", "at random")}
+    return min(kept, key=kept.get) == "by activation" and all(
+        ours[name] < ours["all rounded"] for name in quantized_runs.SCALED
+    )
+
+
+def ends_matter_most(run: dict) -> bool:
+    maps = run["importance"]
+    ends = {0, len(maps["heads"]["scores_LN"]) - 1}
+    ways = ("block influence", "perplexity without")
+    ranked = [set(maps[way]["by_layer_order"][-2:]) for way in ways]
+    far = [row[10] > 5 * row[9] for row in maps["neurons"]["deciles_LQ"]]
+    return ranked == [ends, ends] and sum(far) > len(far) / 2
+
+
+def repair_wins_much_back(run: dict) -> bool:
+    whole, fewest = run["layers"]["30"], run["layers"]["18"]
+    won = [
+        entry["before"] - entry["after"] > (entry["before"] - whole["perplexity"]) / 4
+        for entry in run["layers repaired"].values()
+    ]
+    return all(won) and fewest["times_as_fast"] > 1.2 and fewest["perplexity"] > 40
+
+
+def most_is_won_back(run: dict) -> bool:
+    whole, curve = run["recovery"]["whole"]["perplexity"], run["recovery"]["8 dropped"]
+    return curve["before"] - curve["after"] > 0.7 * (curve["before"] - whole)
+
+
+def choices_differ(run: dict) -> bool:
+    orders = [entry["perplexity"] for entry in run["orders"].values()]
+    widths = [entry["after"] for entry in run["width"].values()]
+    return max(orders) > 2 * min(orders) and max(widths) > 1.5 * min(widths)
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "holds"),
+    [
+        ("awq", "quantization", activations_choose_best),
+        ("bits-and-perplexity", "quantization", eight_bits_are_nearly_free),
+        ("importance-maps", "pruning", ends_matter_most),
+        ("layers-kept", "pruning", repair_wins_much_back),
+        ("recovery-curve", "pruning", most_is_won_back),
+        ("what-to-cut", "pruning", choices_differ),
+    ],
+)
+def test_records_support_the_titles_above_them(name, record, holds):
+    assert name in figures.FIGURES
+    assert holds(small_caches.recorded(record))
 
 
 def test_two_figures_may_not_share_a_name():

@@ -143,14 +143,21 @@ def test_the_levels_drawn_are_those_that_numbers_are_read_back_as(bits, grid):
     explorer = quantization_explorer(
         W_FD, bits=bits, grid=grid, per="row", scale_dtype=torch.float32
     )
-    row = int(W_FD.abs().amax(1).argmax())
-    drawn = [segment[0][0] for segment in explorer.picture.levels[0].get_segments()]
+    rows = W_FD.abs().amax(1) if grid != "zero-point" else W_FD.amax(1) - W_FD.amin(1)
+    largest, middling = int(W_FD.abs().amax(1).argmax()), int(rows.argsort()[3])
+    for row, levels in zip((largest, middling), explorer.picture.levels, strict=True):
+        drawn = [segment[0][0] for segment in levels.get_segments()]
+        check_levels(drawn, row, bits, grid)
+
+
+def check_levels(drawn, row, bits, grid):
     if grid == "NF4":
         back = dequantize_nf4(*quantize_nf4(W_FD[row], 51), (51,), 51).numpy()
     else:
         back = rounded(W_FD[row : row + 1], bits, "row", grid)
     assert len(drawn) == (7 if grid == "symmetric" else 2**bits)
     assert np.abs(back.reshape(-1, 1) - np.array(drawn)).min(1).max() < 1e-5
+    assert np.ptp(drawn) < 1.001 * 2 * W_FD[row].abs().max()
 
 
 def test_the_histogram_counts_every_number_and_zoomed_the_middle_ones():
@@ -323,6 +330,17 @@ def test_the_first_of_two_codes_is_the_high_digit_of_its_byte(stored):
     assert shown == g.codes.tolist()
     stored_as = [code + 8 if stored == "int4" else code for code in shown]
     assert [int(digit, 16) for digit in digits[:17]] == stored_as
+
+
+@pytest.mark.parametrize(("stored", "value"), [("int4", 6), ("int4", 7), ("NF4", 1), ("int8", 3)])
+def test_the_coloured_bits_of_a_byte_are_the_chosen_code_s(stored, value):
+    explorer = weight_inspector(W_FD, 16, stored=stored, value=value)
+    row = re.findall(r"<tr>(.*?)</tr>", explorer.bits.value)[0]
+    boxes = re.findall(r'background:([#\w]+)">([01])</span>', row)
+    assert len(boxes) == 8
+    code = int(explorer.group.codes[value])
+    stored_as = {"int4": f"{code + 8:04b}", "NF4": f"{code:04b}", "int8": f"{code % 256:08b}"}
+    assert "".join(bit for fill, bit in boxes if fill != "white") == stored_as[stored]
 
 
 def test_an_int8_byte_is_the_code_in_two_s_complement():

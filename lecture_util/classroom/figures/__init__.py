@@ -18,7 +18,11 @@ diffusion      passes, noise to words, Mercury's speeds                      not
 number_formats bits and numbers of each format, NF4's levels                 notebook 06
 quantization   absmax and zero point, what shares a scale                    notebook 06
 llm_int8       outlier columns apart, by model size, on BLOOM                notebook 06
+quantized_runs bits against perplexity, what AWQ saves; recorded             notebook 06
 pruning        the loop, what can be cut, Minitron's scores                  notebook 07
+pruning_maps   layers, heads and neurons that matter; recorded               notebook 07
+pruning_runs   layers kept, repair, what to cut; recorded                    notebook 07
+records        registering what waits for a recorded run
 cli            `make figures`: draw all, or check that none is out of date
 """
 
@@ -34,7 +38,10 @@ from lecture_util.classroom.figures import (  # noqa: F401  register
     mla_tables,
     number_formats,
     pruning,
+    pruning_maps,
+    pruning_runs,
     quantization,
+    quantized_runs,
     small_caches,
     transformer,
     workload,

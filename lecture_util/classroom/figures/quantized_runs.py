@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 
 from lecture_util.classroom.figures.diagram import beside, chart, headline
 from lecture_util.classroom.figures.plots import plain_log_ticks
-from lecture_util.classroom.figures.registry import figure
+from lecture_util.classroom.figures.records import recorded_figure
 from lecture_util.classroom.figures.small_caches import recorded
 from lecture_util.classroom.figures.style import (
     ACCENT,
@@ -36,6 +36,26 @@ TABLE_1 = {
     "1% kept, by weight": 22.37,
     "1% kept, by activation": 11.39,
 }
+EIGHT = {
+    "fp32": "fp32",
+    "bf16": "bf16",
+    "int8 rows, weights only": "int8, weights only",
+    "int8 rows, W8A8 absmax": "int8, activations too",
+    "LLM.int8, threshold 6": "LLM.int8()",
+    "bitsandbytes int8, threshold 6": "bitsandbytes' int8",
+    "e4m3 rows": "e4m3, weights only",
+}
+FEW = {
+    "NF4, blocks of 64": "NF4",
+    "NF4, double quantized": "NF4, doubled",
+    "bitsandbytes NF4": "",
+    "RTN int4 g48": "rounded, int4",
+    "AWQ int4 g48": "AWQ int4",
+    "RTN int4 g64": "rounded, g64",
+    "AWQ int4 g64": "AWQ, g64",
+    "RTN int3 g48": "rounded, int3",
+    "AWQ int3 g48": "AWQ int3",
+}
 SCALED = ("scaled, all rounded", "scaled and clipped (AWQ)")
 
 
@@ -43,12 +63,24 @@ def _source(run: dict) -> str:
     return f"benchmarks/quantization.py, {run['date']}"
 
 
-@figure(
+def _awq_alt(run: dict) -> str:
+    ours = run["lecture_picture"]["perplexity"]
+    theirs = "; ".join(f"{name} {value}" for name, value in TABLE_1.items())
+    mine = "; ".join(f"{name} {ours[name]:.2f}" for name in (*TABLE_1, *SCALED))
+    return (
+        f"Bars of perplexity at 3 bits. Published, OPT-6.7B in groups of 128: {theirs}. Ours, "
+        f"SmolLM2-135M in groups of 48: {mine}."
+    )
+
+
+@recorded_figure(
+    "quantization",
+    [*(f"lecture_picture/perplexity/{name}" for name in (*TABLE_1, *SCALED))],
+    alt=_awq_alt,
     name="awq",
     title="Protect the 1% that meet large activations, or scale and round all",
     answers=["awq-schema"],
     notebook="06",
-    alt="",
     sources=[f"{AWQ}, Table 1", MADE_BY],
 )
 def awq() -> Figure:
@@ -83,12 +115,29 @@ def _bar(ax: Axes, y: float, name: str, value: float) -> None:
     beside(ax, value, y, f"{value:.2f}", size=15, weight="bold" if good else "normal")
 
 
-@figure(
+def _bits_alt(run: dict) -> str:
+    rows = {row["name"]: row for row in run["rows"]}
+    few = "; ".join(
+        f"{label} {rows[name]['bits_per_weight']:.3g} bits, {number(rows[name]['perplexity'])}"
+        for name, label in FEW.items()
+        if label
+    )
+    eight = [rows[name]["perplexity"] for name in EIGHT if name not in ("fp32", "bf16")]
+    return (
+        f"Perplexity against bits a weight. fp32 {rows['fp32']['perplexity']:.2f}, bf16 "
+        f"{rows['bf16']['perplexity']:.2f}; {len(eight)} methods of 8 bits from {min(eight):.2f} "
+        f"to {max(eight):.2f}. Fewer bits: {few}."
+    )
+
+
+@recorded_figure(
+    "quantization",
+    [*(f"rows/{name}" for name in (*EIGHT, *FEW)), "held"],
+    alt=_bits_alt,
     name="bits-and-perplexity",
     title="8 bits cost next to nothing; at 4 and 3 the method decides",
     answers=[],
     notebook="06",
-    alt="",
     sources=[MADE_BY],
 )
 def bits_and_perplexity() -> Figure:
@@ -99,42 +148,37 @@ def bits_and_perplexity() -> Figure:
     )
     headline(fig, "8 bits cost next to nothing; at 4 and 3 the method decides")
     whole = rows["fp32"]["perplexity"]
-    for name, row in rows.items():
-        if row["bits_per_weight"] > 6:
-            continue
+    for name, text in FEW.items():
         kind, _, label = name.partition(" ")
-        x, y = row["bits_per_weight"], row["perplexity"]
+        x, y = rows[name]["bits_per_weight"], rows[name]["perplexity"]
         if kind == "AWQ":
             start = rows[f"RTN {label}"]["perplexity"]
             low.annotate("", (x, y), (x, start), arrowprops={"arrowstyle": "-|>", "color": GUESS,
                          "lw": 2.4, "shrinkA": 8, "shrinkB": 7})  # fmt: skip
         color = {"AWQ": GUESS, "RTN": MEASURED}.get(kind, ACCENT)
-        if kind == "bitsandbytes":
+        if not text:
             low.plot(x, y, "o", color=INK, ms=17, mfc="none", mew=1.4, zorder=2)
             continue
         low.plot(x, y, "o", color=color, ms=11, zorder=3)
-        left = label.endswith("g64") or "double" in name
-        text = f"{name.split(',')[0]} {number(y)}"
-        beside(low, x, y, text, color, size=14, xytext=(-10 if left else 10, 0),
-               ha="right" if left else "left")  # fmt: skip
+        left = label.endswith("g64") or kind == "NF4,"
+        beside(low, x, y, f"{text} {number(y)}", color, size=14,
+               xytext=(-10 if left else 10, 0), ha="right" if left else "left")  # fmt: skip
     low.axhline(whole, color=INK, lw=1.6, zorder=1)
     beside(low, 3, whole, f"fp32 {number(whole)}", xytext=(4, -12))
-    top = max(row["perplexity"] for row in rows.values())
+    top = max(rows[name]["perplexity"] for name in FEW)
     low.set(yscale="log", ylim=(whole / 1.12, top * 1.12), xlim=(2.2, 6.4), xticks=range(3, 7))
     low.set(xlabel="bits a weight, scales included", ylabel="perplexity")
     plain_log_ticks(low.yaxis)
-    wide = {name: row for name, row in rows.items() if row["bits_per_weight"] > 6}
-    for y, (name, row) in enumerate(wide.items()):
-        color = INK if name == "fp32" else PREDICTED
-        high.plot([whole, row["perplexity"]], [y, y], color=tint(color, 0.5), lw=3)
-        high.plot(row["perplexity"], y, "o", color=color, ms=12)
-        beside(high, row["perplexity"], y, f"{row['perplexity']:.2f}", size=14, xytext=(11, 0))
-    names = [f"{name.split(',')[0]}\n{row['bits_per_weight']:.4g} bits" for name, row in
-             wide.items()]  # fmt: skip
-    high.set_yticks(range(len(wide)), names, size=13)
-    values = [row["perplexity"] for row in wide.values()]
+    for y, name in enumerate(EIGHT):
+        color, value = INK if name == "fp32" else PREDICTED, rows[name]["perplexity"]
+        high.plot([whole, value], [y, y], color=tint(color, 0.5), lw=3)
+        high.plot(value, y, "o", color=color, ms=12)
+        beside(high, value, y, f"{value:.2f}", size=14, xytext=(11, 0))
+    names = [f"{label}\n{rows[name]['bits_per_weight']:.4g} bits" for name, label in EIGHT.items()]
+    high.set_yticks(range(len(EIGHT)), names, size=13)
+    values = [rows[name]["perplexity"] for name in EIGHT]
     margin = max(values) - min(values)
-    high.set(ylim=(len(wide) - 0.4, -0.6), xlabel="perplexity (axis cut)")
+    high.set(ylim=(len(EIGHT) - 0.4, -0.6), xlabel="perplexity (axis cut)")
     high.set_xlim(min(values) - 0.2 * margin, max(values) + 0.45 * margin)
     high.grid(axis="y", visible=False)
     high.tick_params(axis="y", length=0)

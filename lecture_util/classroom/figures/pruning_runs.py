@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lecture_util.classroom.figures.diagram import beside, chart
 from lecture_util.classroom.figures.plots import plain_log_ticks
-from lecture_util.classroom.figures.registry import figure
+from lecture_util.classroom.figures.records import recorded_figure
 from lecture_util.classroom.figures.small_caches import recorded
 from lecture_util.classroom.figures.style import (
     GUESS,
@@ -36,17 +36,37 @@ def _where(run: dict) -> str:
     return f"benchmarks/pruning.py, {run['date']}, {run['hardware']}"
 
 
-@figure(
+def _layers_alt(run: dict) -> str:
+    rows = {int(kept): entry for kept, entry in run["layers"].items()}
+    mended = {int(kept): entry for kept, entry in run["layers repaired"].items()}
+    costs = "; ".join(
+        f"{kept} layers {rows[kept]['perplexity']:.1f}, repaired {entry['after']:.1f}"
+        for kept, entry in mended.items()
+    )
+    least = rows[min(rows)]
+    return (
+        f"Left, perplexity against layers kept, logarithmic: all {max(rows)}, "
+        f"{rows[max(rows)]['perplexity']:.1f}; {costs}. Right, decoding speed over the whole "
+        f"model's: with {min(rows)} layers {least['times_as_fast']:.2f} times measured, "
+        f"{least['predicted_times_as_fast']:.2f} predicted from the bytes read."
+    )
+
+
+@recorded_figure(
+    "pruning",
+    [*(f"layers/{kept}" for kept in range(30, 17, -1)),
+     *(f"layers repaired/{kept}" for kept in (28, 26, 24, 20, 18))],
+    alt=_layers_alt,
     name="layers-kept",
-    title="Each layer dropped costs quality and buys speed",
+    title="Fewer layers decode faster and predict worse; repair wins much back",
     answers=[],
     notebook="07",
-    alt="A.............................................................................................",
     sources=[SOURCE],
-)
+)  # fmt: skip
 def layers_kept() -> Figure:
     run = _run()
-    fig, (left, right) = chart("Each layer dropped costs quality and buys speed", 2, 5.8)
+    title = "Fewer layers decode faster and predict worse; repair wins much back"
+    fig, (left, right) = chart(title, 2, 5.8)
     rows = {int(kept): entry for kept, entry in run["layers"].items()}
     mended = {int(kept): entry for kept, entry in run["layers repaired"].items()}
     most, least = max(rows), min(rows)
@@ -90,12 +110,28 @@ RECIPES = {
 }
 
 
-@figure(
+def _recovery_alt(run: dict) -> str:
+    teacher, curve = run["recovery"]["whole"]["perplexity"], run["recovery"]["8 dropped"]
+    middle = len(curve["at"]) // 2
+    recipes = "; ".join(
+        f"{label} {number(run['recipes'][name]['after'])}" for name, label in RECIPES.items()
+    )
+    return (
+        f"Left, perplexity of 22 of 30 layers against steps of distillation: {curve['before']:.1f} "
+        f"as cut, {curve['perplexity'][middle]:.1f} after {curve['at'][middle]}, "
+        f"{curve['after']:.1f} after {curve['at'][-1]}; the whole model has {teacher:.1f}. Right, "
+        f"after one shorter budget each: {recipes}."
+    )
+
+
+@recorded_figure(
+    "pruning",
+    ["recovery/whole", "recovery/8 dropped", *(f"recipes/{name}" for name in RECIPES)],
+    alt=_recovery_alt,
     name="recovery-curve",
     title="A few steps of distillation win most of the quality back",
     answers=["pruning-kd"],
     notebook="07",
-    alt="",
     sources=[SOURCE],
 )
 def recovery_curve() -> Figure:
@@ -135,33 +171,52 @@ def recovery_curve() -> Figure:
     return fig
 
 
-@figure(
+ORDERS = {
+    "block influence, measured once": "least influence",
+    "block influence, measured after each": "least influence,\nmeasured after each",
+    "perplexity without, measured once": "least harm\nalone",
+    "every third from the second": "every third",
+    "the last but one": "8 before the last",
+}
+WIDTHS = {"layers": "8 layers", "neurons": "neurons", "channels": "channels"}
+
+
+def _cuts_alt(run: dict) -> str:
+    orders = "; ".join(
+        f"{label} {number(run['orders'][name]['perplexity'])}".replace("\n", " ")
+        for name, label in ORDERS.items()
+    )
+    widths = "; ".join(
+        f"{label} {number(run['width'][name]['before'])} and {number(run['width'][name]['after'])}"
+        for name, label in WIDTHS.items()
+    )
+    return (
+        f"Left, perplexity without 8 layers, as cut, by how they are chosen: {orders}. Right, as "
+        f"many parameters less, perplexity as cut and after a short repair: {widths}."
+    )
+
+
+@recorded_figure(
+    "pruning",
+    [*(f"orders/{name}" for name in ORDERS), *(f"width/{name}" for name in WIDTHS)],
+    alt=_cuts_alt,
     name="what-to-cut",
     title="One size, other cuts: which parts go decides what is left",
     answers=[],
     notebook="07",
-    alt="",
     sources=[SOURCE],
 )
 def what_to_cut() -> Figure:
     run = _run()
     title = "One size, other cuts: which parts go decides what is left"
     fig, (left, right) = chart(title, 2, 5.4)
-    orders = {
-        "block influence, measured once": "least influence",
-        "block influence, measured after each": "least influence,\nmeasured after each",
-        "perplexity without, measured once": "least harm\nalone",
-        "every third from the second": "every third",
-        "the last but one": "8 before the last",
-    }
-    for y, name in enumerate(orders):
+    for y, name in enumerate(ORDERS):
         value = run["orders"][name]["perplexity"]
         left.plot(value, y, "o", color=MEASURED, ms=13)
         beside(left, value, y, number(value), size=15, xytext=(12, 0))
-    _rows(left, list(orders.values()))
+    _rows(left, list(ORDERS.values()))
     left.set_title("which 8 layers, as cut", size=15)
-    widths = {"layers": "8 layers", "neurons": "neurons", "channels": "channels"}
-    for y, name in enumerate(widths):
+    for y, name in enumerate(WIDTHS):
         entry = run["width"][name]
         right.plot([entry["after"], entry["before"]], [y, y], color=tint(MUTED, 0.5), lw=3)
         for key, color in (("before", MEASURED), ("after", GUESS)):
@@ -169,7 +224,7 @@ def what_to_cut() -> Figure:
             beside(right, entry[key], y, number(entry[key]), color, size=15,
                    xytext=(0, 17), ha="center")  # fmt: skip
     _rows(right, [f"{label}\n{run['width'][name]['times_as_fast']:.2f}× as fast"
-                  for name, label in widths.items()])  # fmt: skip
+                  for name, label in WIDTHS.items()])  # fmt: skip
     right.set_title("as many parameters less", size=15)
     for ax, entries in ((left, run["orders"]), (right, run["width"])):
         values = [entry[key] for entry in entries.values()
