@@ -14,9 +14,9 @@ What Q4_1 does to the comparison: these weights have been through llama.cpp's Q4
 values to each block of 32 neighbours, from a real-valued minimum up. A 4-bit format of just those
 blocks would give all of them back and look lossless. So the table's groups are 48, which straddle
 the blocks, and 64 (two blocks) for the product that torch has on a CPU; the zero points here are
-whole numbers, as a Q4_1 minimum need not be. The fp32 row is that model, not the one before Q4_1; every
-method starts from the same weights, so their order is fair, but weights on a coarse grid are not
-the bell curve that NF4's levels are made for.
+whole numbers, as a Q4_1 minimum need not be. The fp32 row is that model, not the one before Q4_1.
+All methods start from the same weights, so their order is fair, but weights on a coarse grid are
+not the bell curve that NF4's levels are made for.
 
 Decode speed: greedy, one sequence, one step at a time, a filled cache; rounds go through all
 formats in turn, so that a busy machine slows all alike. AWQ has its format's speed.

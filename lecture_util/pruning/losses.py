@@ -32,9 +32,9 @@ def kl_loss(student_logits: Tensor, teacher_logits: Tensor, temperature: float =
     log_q_MV, log_p_MV = (
         (at_least_fp32(logits) / temperature).log_softmax(-1).reshape(-1, V)  # M positions
         for logits in (student_logits, teacher_logits)
-    )
+    )  # @inspect log_q_MV, log_p_MV
     # torch's mean would divide by V as well, and "batchmean" by the first axis alone.
-    total = nnf.kl_div(log_q_MV, log_p_MV.exp(), reduction="sum")
+    total = nnf.kl_div(log_q_MV, log_p_MV.exp(), reduction="sum")  # @inspect total
     return total * temperature**2 / len(log_q_MV)
 
 

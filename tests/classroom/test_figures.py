@@ -342,9 +342,9 @@ def activations_choose_best(run: dict) -> bool:
 
 def ends_matter_most(run: dict) -> bool:
     maps = run["importance"]
-    ends = {0, len(maps["heads"]["scores_LN"]) - 1}
+    ends = {0, 1, len(maps["heads"]["scores_LN"]) - 1}
     ways = ("block influence", "perplexity without")
-    ranked = [set(maps[way]["by_layer_order"][-2:]) for way in ways]
+    ranked = [set(maps[way]["by_layer_order"][-3:]) for way in ways]
     far = [row[10] > 5 * row[9] for row in maps["neurons"]["deciles_LQ"]]
     return ranked == [ends, ends] and sum(far) > len(far) / 2
 

@@ -32,7 +32,7 @@ def _alt(run: dict) -> str:
     neurons = [row[-1] / median(row) for row in maps["neurons"]["deciles_LQ"]]
     heads = [max(row) / median(row) for row in maps["heads"]["scores_LN"]]
     return (
-        f"Four maps, a row a layer. Influence: layers 0 and {len(neurons) - 1} highest, {least} "
+        f"Four maps, a row a layer. Influence: layers 0, {len(neurons) - 1} and 1 highest, {least} "
         f"lowest. Perplexity without a layer: {without['whole']:.1f} with all, from "
         f"{min(without['scores_L']):.1f} up, {number(max(without['scores_L']))} at most. Heads: "
         f"the best of a layer has at most {max(heads):.1f} times the median. Neurons: in most "

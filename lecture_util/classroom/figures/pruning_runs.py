@@ -71,8 +71,7 @@ def layers_kept() -> Figure:
     mended = {int(kept): entry for kept, entry in run["layers repaired"].items()}
     most, least = max(rows), min(rows)
     left.axhline(rows[most]["perplexity"], color=INK, lw=1.6, zorder=1)
-    beside(left, most, rows[most]["perplexity"], f"whole: {rows[most]['perplexity']:.1f}",
-           xytext=(2, -14))  # fmt: skip
+    beside(left, least, rows[most]["perplexity"], f"whole\n{rows[most]['perplexity']:.1f}", size=15)
     steps = next(iter(mended.values()))["at"][-1]
     for entries, key, color, label in (
         (rows, "perplexity", MEASURED, "as cut"),

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import matplotlib.pyplot as plt
 
 from lecture_util.classroom.figures.diagram import beside, chart, headline
-from lecture_util.classroom.figures.plots import plain_log_ticks
 from lecture_util.classroom.figures.records import recorded_figure
 from lecture_util.classroom.figures.small_caches import recorded
 from lecture_util.classroom.figures.style import (
@@ -51,8 +50,6 @@ FEW = {
     "bitsandbytes NF4": "",
     "RTN int4 g48": "rounded, int4",
     "AWQ int4 g48": "AWQ int4",
-    "RTN int4 g64": "rounded, g64",
-    "AWQ int4 g64": "AWQ, g64",
     "RTN int3 g48": "rounded, int3",
     "AWQ int3 g48": "AWQ int3",
 }
@@ -160,15 +157,21 @@ def bits_and_perplexity() -> Figure:
             low.plot(x, y, "o", color=INK, ms=17, mfc="none", mew=1.4, zorder=2)
             continue
         low.plot(x, y, "o", color=color, ms=11, zorder=3)
-        left = label.endswith("g64") or kind == "NF4,"
+        if name == "NF4, blocks of 64":  # its label stands at the doubled one's point
+            continue
+        if name == "NF4, double quantized":
+            text = f"NF4 {number(rows['NF4, blocks of 64']['perplexity'])}\ndoubled"
+        left = kind == "NF4,"
         beside(low, x, y, f"{text} {number(y)}", color, size=14,
                xytext=(-10 if left else 10, 0), ha="right" if left else "left")  # fmt: skip
     low.axhline(whole, color=INK, lw=1.6, zorder=1)
     beside(low, 3, whole, f"fp32 {number(whole)}", xytext=(4, -12))
     top = max(rows[name]["perplexity"] for name in FEW)
-    low.set(yscale="log", ylim=(whole / 1.12, top * 1.12), xlim=(2.2, 6.4), xticks=range(3, 7))
+    low.set(yscale="log", xlim=(2.2, 6.8), xticks=range(3, 7))
     low.set(xlabel="bits a weight, scales included", ylabel="perplexity")
-    plain_log_ticks(low.yaxis)
+    low.set_yticks(ticks := [20, 25, 30, 40, 50, 60], ticks)
+    low.minorticks_off()
+    low.set_ylim(whole / 1.12, top * 1.12)
     for y, name in enumerate(EIGHT):
         color, value = INK if name == "fp32" else PREDICTED, rows[name]["perplexity"]
         high.plot([whole, value], [y, y], color=tint(color, 0.5), lw=3)
@@ -183,6 +186,6 @@ def bits_and_perplexity() -> Figure:
     high.grid(axis="y", visible=False)
     high.tick_params(axis="y", length=0)
     caption(fig, shapes=f"SmolLM2-135M, {run['held']['windows']} held-out windows of "
-            f"{run['held']['T']}; circle: bitsandbytes' own NF4; all from weights that "
-            "were once Q4_1", source=_source(run))  # fmt: skip
+            f"{run['held']['T']}; groups of 48; circle: bitsandbytes' own NF4; all from weights "
+            "that were once Q4_1", source=_source(run))  # fmt: skip
     return fig
