@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from .config import Config
+from .linear import Linear
 from .transformer import Transformer
 
 
@@ -117,13 +118,18 @@ def unstack(config: Config, name: str, stacked: Tensor) -> tuple[Tensor, ...]:
 
 def hf_state(model: Transformer) -> dict[str, Tensor]:
     """The model's tensors under their Hugging Face names, contiguous."""
-    config, ours = model.config, model.state_dict()
+    config, modules, ours = model.config, dict(model.named_modules()), {}
     for name in hf_names(config):
-        if name not in ours or not ours[name].is_floating_point():
+        module = modules.get(name.rpartition(".")[0])
+        weight = getattr(module, name.rpartition(".")[2], None)
+        plain = not isinstance(module, nn.Linear) or type(module) in (Linear, nn.Linear)
+        if plain and isinstance(weight, Tensor) and weight.is_floating_point():
+            ours[name] = weight.detach()
+        else:
             raise TypeError(
                 f"this model holds no {name} of floats: its layers are quantized, or of another "
                 "kind than an ordinary checkpoint describes. Save the model it was made from, or "
-                "the rounded weights: quantization.linear.dequantize(model)"
+                "the rounded weights: quantization.linear.dequantize(model), or ste.settle(model)"
             )
     return {
         theirs: part.contiguous()

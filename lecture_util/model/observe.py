@@ -25,7 +25,7 @@ def observe(model: nn.Module, names: Iterable[str], see: See) -> Iterator[None]:
     Raises: ValueError for a name that is no module of the model.
     """
     modules = dict(model.named_modules())
-    names = [names] if isinstance(names, str) else list(names)
+    names = [names] if isinstance(names, str) else list(dict.fromkeys(names))  # each once
     for name in names:
         if name not in modules:
             near = [known for known in modules if known.rpartition(".")[2] == name][:2]

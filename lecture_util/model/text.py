@@ -49,10 +49,10 @@ def text_task(tokens_S: Tensor, B: int, T: int) -> Callable[[torch.Generator], B
 @torch.no_grad()
 def nats_per_token(model: nn.Module, tokens_BT: Tensor, rows: int = 8) -> float:
     """Mean cross-entropy of each token given those before it in its row; `rows` rows at a time."""
-    if tokens_BT.ndim != 2 or tokens_BT.shape[1] < 2:
+    if tokens_BT.ndim != 2 or tokens_BT.shape[1] < 2 or len(tokens_BT) == 0:
         raise ValueError(
-            f"tokens_BT has shape {tuple(tokens_BT.shape)}: expected (B, T) with T at least 2, "
-            "since the first token of a row is predicted by nothing"
+            f"tokens_BT has shape {tuple(tokens_BT.shape)}: expected (B, T) with B at least 1 and "
+            "T at least 2, since the first token of a row is predicted by nothing"
         )
     total = 0.0
     for part in tokens_BT.split(rows):

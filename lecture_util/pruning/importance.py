@@ -15,8 +15,11 @@ import torch.nn.functional as nnf
 from torch import Tensor, nn
 
 from lecture_util.model.observe import observe, run
+from lecture_util.model.shapes import ShapeError
 from lecture_util.model.text import perplexity
 from lecture_util.model.transformer import Block, Transformer
+
+from .plan import indices
 
 MINITRON = ("mean", "l2")  # over the positions of a row, then over the rows
 
@@ -64,6 +67,11 @@ def head_importance(
     Source: Muralidharan et al. 2024, Minitron, arXiv:2407.14679, section 2.2.
     """
     _check_blocks(model)
+    if projected and not all(hasattr(block.out, "weight") for block in model.blocks):
+        raise TypeError(
+            "projected needs the weights of `out` as numbers, and this model's are quantized: "
+            "measure the model it was made from"
+        )
     heads = model.config.K if groups else model.config.N
 
     def norm(name: str, mixed: Tensor, y_BTD: Tensor) -> Tensor:
@@ -142,6 +150,11 @@ def greedy_drop(
     for _ in range(num_layers):
         left = [layer for layer in range(L) if layer not in dropped]
         scores = torch.as_tensor(score(without(model, dropped), tokens_BT))
+        if scores.shape != (len(left),):
+            raise ShapeError(
+                f"score returned shape {tuple(scores.shape)}: expected a number for each of the "
+                f"{len(left)} layers, as block_influence and perplexity_without give"
+            )
         if not scores.isfinite().all():
             raise ValueError(f"without layers {dropped} a score is not finite: {scores.tolist()}")
         dropped.append(left[int(scores.argmin())])
@@ -152,7 +165,9 @@ def without(model: Transformer, layers: Sequence[int]) -> Transformer:
     """A view of the model that skips these layers: it shares every weight and copies none.
 
     For measuring without a cache. `prune.drop_layers` makes a model of its own.
+    Raises: as `plan.indices`, for layers that the model does not have.
     """
+    layers = indices("layers", layers, len(model.blocks), empty=True)
     view = copy.copy(model)
     blocks = [block for layer, block in enumerate(model.blocks) if layer not in layers]
     view._modules = model._modules | {"blocks": nn.ModuleList(blocks)}

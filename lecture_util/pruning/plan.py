@@ -8,7 +8,7 @@ its old order.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import index
 from typing import NamedTuple
@@ -174,7 +174,9 @@ def indices(name: str, keep: Indices | None, size: int, empty: bool = False) -> 
             )
         keep = keep.tolist()
     try:
-        if isinstance(keep, str | dict) or any(isinstance(i, bool) for i in keep):
+        if isinstance(keep, str | dict | Iterator):  # an iterator is gone after one look
+            raise TypeError
+        if any(isinstance(i, bool) or getattr(i, "dtype", None) == torch.bool for i in keep):
             raise TypeError
         keep = [index(i) for i in keep]
     except TypeError as error:
@@ -192,6 +194,8 @@ def index_lists(name: str, keep: Iterable[Indices] | None, L: int, size: int) ->
     """A list of indices for each layer, checked, all of one length. None: all of them."""
     if keep is None:
         return [list(range(size)) for _ in range(L)]
+    if isinstance(keep, Iterator) or not isinstance(keep, Iterable):
+        raise TypeError(f"{name}: {keep!r} is not a list of lists of indices, one for each layer")
     rows = list(keep)
     if len(rows) != L:
         raise ValueError(
@@ -218,6 +222,7 @@ def _scores(name: str, scores: Tensor | Sequence[float] | None, shape: tuple[int
     if scores is None:
         raise ValueError(f"the target is smaller, so {name} is needed: measure it in `importance`")
     scores = torch.as_tensor(scores).detach().cpu()
+    scores = scores if scores.is_floating_point() else scores.double()
     if tuple(scores.shape) != shape:
         raise ShapeError(
             f"{name} has shape {tuple(scores.shape)} but the model asks for {shape}: measure it on "

@@ -135,7 +135,8 @@ def _take(weight: Tensor, *keep: Tensor | None) -> Tensor:
 
 def _check_plain(model: nn.Module) -> None:
     """Only a model that a Config describes whole can be described by a smaller Config."""
-    if type(model) is not Transformer or model.rope_config != model.config:
+    whole = type(model) is Transformer and len(model.blocks) == model.config.L
+    if not whole or model.rope_config != model.config:
         raise TypeError(
             f"the model is a {type(model).__name__} that its config does not describe whole: prune "
             "an ordinary Transformer first, then change it"

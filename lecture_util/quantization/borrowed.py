@@ -7,13 +7,15 @@ import logging
 import torch
 from torch import Tensor, nn
 
-from .layer import QuantizedLinear
+from .layer import QuantizedLinear, Through
 
 
 class Borrowed(QuantizedLinear):
     """bitsandbytes' layer, which keeps its own tensors, behind the interface of ours.
 
     It always runs in eval mode: for training, its CPU code multiplies dequantized weights instead.
+    Repacked 4-bit weights have no gradient there, so x gets it from `dequantized`. A state_dict of
+    such layers is bitsandbytes' own: keep the float model's, and quantize again.
     """
 
     def __init__(self, layer: nn.Linear, weight_bytes: int, dtype: torch.dtype) -> None:
@@ -26,6 +28,11 @@ class Borrowed(QuantizedLinear):
         """As stored. Linear4bit unpacks its scales at the first call on a CPU with AVX512-BF16."""
         return self._weight_bytes
 
+    @property
+    def _repacked(self) -> bool:
+        state = getattr(self.layer.weight, "quant_state", None)
+        return getattr(state, "packing_format_for_cpu", False)
+
     def dequantized(self) -> Tensor:
         """What the layer multiplies by: the identity, sent through it."""
         device = self.layer.weight.device
@@ -37,15 +44,32 @@ class Borrowed(QuantizedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         self.check(x)
-        return self.layer(x)
+        if x.ndim == 1:  # which its CPU code does not take
+            return self.forward(x[None])[0]
+        return Through.apply(x, self.layer, self.dequantized)
 
     def train(self, mode: bool = True):
         return super().train(False)
 
+    def state_dict(self, *args, **kwargs):
+        state = getattr(self.layer.weight, "quant_state", None)
+        if self._repacked and not state.original_nested:
+            raise RuntimeError(
+                "bitsandbytes repacked this layer at its first call, and would mix up its scales "
+                "in undoing that for a state_dict (seen in 0.50.2): keep the float model's, or use "
+                "NF4Linear"
+            )
+        return super().state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+        raise RuntimeError(
+            f"{prefix.rstrip('.')} is a layer of bitsandbytes, made from float weights: load those "
+            "into the float model and quantize it again, with replace_linears"
+        )
+
     def _apply(self, fn, recurse=True):
         weight, state = self.layer.weight, getattr(self.layer, "state", None)
-        packed = getattr(getattr(weight, "quant_state", None), "packing_format_for_cpu", False)
-        if packed and fn(weight.new_empty(0)).device != weight.device:
+        if self._repacked and fn(weight.new_empty(0)).device != weight.device:
             raise RuntimeError(
                 "bitsandbytes repacked this layer for the CPU at its first call: move the float "
                 "model first and quantize it there"
@@ -57,7 +81,11 @@ class Borrowed(QuantizedLinear):
 
 
 def bnb_int8(linear: nn.Linear, threshold: float = 6.0) -> Borrowed:
-    """bitsandbytes' Linear8bitLt with this layer's weights. x is rounded to fp16 on the way in."""
+    """bitsandbytes' Linear8bitLt with this layer's weights.
+
+    It takes x and the weights as fp16: what is smaller than 6e-8 becomes 0 before it is quantized.
+    Raises: ValueError for weights beyond fp16.
+    """
     nn8 = _bitsandbytes()
     layer = nn8.Linear8bitLt(
         linear.in_features,
@@ -68,6 +96,11 @@ def bnb_int8(linear: nn.Linear, threshold: float = 6.0) -> Borrowed:
         device="meta",
     )
     _check_finite(linear)
+    if not linear.weight.half().isfinite().all():
+        raise ValueError(
+            f"a weight of {linear.weight.abs().max().item():.3g} is beyond fp16, through which "
+            "bitsandbytes takes them: Int8Linear goes through fp32"
+        )
     layer.weight = nn8.Int8Params(linear.weight.detach().cpu(), requires_grad=False)
     layer = _with_bias(layer, linear).to(linear.weight.device)  # which quantizes
     layer.init_8bit_state()  # as its first call would

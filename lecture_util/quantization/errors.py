@@ -6,12 +6,14 @@ earlier layers hand on.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from lecture_util.model.observe import observe, run
 
-from .linear import linear_layers
+from .linear import is_quantized, linear_layers
 
 
 @torch.no_grad()
@@ -23,8 +25,8 @@ def layer_errors(
     The two must agree on what a layer reads. Where scales were folded from one layer into another,
     as in AWQ, the reference is the folded model.
 
-    Raises: ValueError if the models have other layers or share all of them, or a layer's outputs
-            are all zero.
+    Raises: ValueError if the models have other layers or share all of them, if only the reference
+            is quantized, or a layer's outputs are all zero.
     """
     ours, theirs = linear_layers(reference), linear_layers(quantized)
     if ours.keys() != theirs.keys():
@@ -33,6 +35,11 @@ def layer_errors(
     names = [name for name in ours if not _shared(ours[name], theirs[name])]
     if not names:
         raise ValueError("every layer of the two models has the same weights: nothing was replaced")
+    if swapped := [n for n in names if is_quantized(ours[n]) and not is_quantized(theirs[n])]:
+        raise ValueError(
+            f"{swapped[0]} is quantized in the reference and not in the other: the reference comes "
+            "first, layer_errors(model, quantized, tokens_BT)"
+        )
     sums = {name: torch.zeros(2, dtype=torch.float64) for name in names}
 
     def see(name: str, x: Tensor, output: Tensor) -> None:
@@ -50,10 +57,10 @@ def layer_errors(
 
 
 def worst(errors: dict[str, float]) -> tuple[str, float]:
-    """The layer with the largest error, and that error."""
+    """The layer with the largest error, and that error; one that is no number is the largest."""
     if not errors:
         raise ValueError("there are no errors to compare: pass what layer_errors returned")
-    name = max(errors, key=errors.__getitem__)
+    name = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name])
     return name, errors[name]
 
 

@@ -128,6 +128,7 @@ def decode(codes: Tensor | int, format: FloatFormat | str) -> Tensor:
     f = _known(format)
     codes = torch.as_tensor(codes)
     sign, exponent, mantissa = fields(codes, f)
+    codes = codes.long()
     one = (exponent > 0).double()  # the leading 1, which subnormals lack
     value = two_to(exponent.clamp(min=1) - f.bias) * (one + mantissa * 2.0**-f.mantissa_bits)
     magnitude = codes & (f.sign_bit - 1)
@@ -146,7 +147,8 @@ def fields(codes: Tensor | int, format: FloatFormat | str) -> tuple:
     tensor = torch.as_tensor(codes)
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise TypeError(f"codes are {tensor.dtype}: expected whole numbers, as encode returns them")
-    codes = tensor.long() if isinstance(codes, Tensor) else codes
+    tensor = tensor.long()
+    codes = codes if isinstance(codes, int) else tensor
     if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < 2**f.bits:
         raise ValueError(
             f"codes run from {int(tensor.min())} to {int(tensor.max())}: {f.name} has 0 to "

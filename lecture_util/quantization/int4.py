@@ -59,6 +59,11 @@ class Int4Linear(QuantizedLinear):
             codes_FD = codes_FD + 8
         else:
             offset_FJ = ((8 - stored.zero.float()) * stored.scale).to(stored.scale.dtype)
+            if not offset_FJ.isfinite().all():
+                raise ValueError(
+                    f"an offset, up to 8 times the largest scale {stored.scale.max().item():.3g}, "
+                    f"is beyond {offset_FJ.dtype}: store scales as torch.bfloat16 or torch.float32"
+                )
         self.register_buffer("packed", pack_int4(codes_FD))
         self.register_buffer("scale_FJ", stored.scale)
         self.register_buffer("offset_FJ", offset_FJ)

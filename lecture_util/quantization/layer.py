@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
 
@@ -32,7 +35,7 @@ class QuantizedLinear(nn.Module):
         return nnf.linear(x, self.dequantized().to(x.dtype), bias)
 
     def check(self, x: Tensor) -> None:
-        if x.shape[-1] != self.in_features or not x.is_floating_point():
+        if x.shape[-1:] != (self.in_features,) or not x.is_floating_point():
             raise ShapeError(
                 f"x is {x.dtype} of shape {tuple(x.shape)}, but this layer reads floats of width "
                 f"D={self.in_features}: shape (..., {self.in_features})"
@@ -58,3 +61,20 @@ class QuantizedLinear(nn.Module):
             return tensor.to(new.device) if cast else new
 
         return super()._apply(moved, recurse)
+
+
+class Through(torch.autograd.Function):
+    """product(x), for products that torch has no gradient of: backward as if x @ weights_FD().T.
+
+    Where x was rounded on the way, its gradient passes straight through. What is made only for the
+    backward pass, the weights in floating point, is made only there.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, product: Callable, weights_FD: Callable) -> Tensor:
+        ctx.weights_FD = weights_FD
+        return product(x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad @ ctx.weights_FD().to(grad.dtype), None, None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -41,24 +42,20 @@ def replace_linears(
           ("blocks.0"). The head stays by default: it is the embedding where the two are tied.
     make: may return its argument to leave that layer alone too.
 
-    What is not replaced shares its memory with the source, and tied weights stay tied. The source
-    keeps its layers, and stays where it is when the copy moves to another device.
+    What is not replaced shares its memory with the source, and tied weights stay tied; a head that
+    is rounded, and its embedding not, is tied no longer. The source keeps its layers, and stays
+    where it is when the copy moves to another device.
 
     Raises: ValueError for a model that is quantized already, names in `skip` that fit no layer, and
             when nothing is left to replace; TypeError if `make` returns no module; ShapeError if
             that module has other widths than the layer it stands for.
     """
-    skip = (skip,) if isinstance(skip, str) else tuple(skip)
     linears = linear_layers(model)
+    skip = _skipped(linears, skip)
     if quantized := [name for name, layer in linears.items() if is_quantized(layer)]:
         raise ValueError(
             f"{quantized[0]} is quantized already ({type(linears[quantized[0]]).__name__}): start "
             "from the model that was loaded, since what quantizing drops can't be had back"
-        )
-    if unknown := [s for s in skip if s != "head" and not any(_fits(n, s) for n in linears)]:
-        raise ValueError(
-            f"skip names {unknown[0]!r}, which fits none of this model's {len(linears)} Linears: "
-            f"expected names such as {list(linears)[:3]}"
         )
     new = {}
     for name, layer in linears.items():
@@ -121,12 +118,22 @@ def bits_per_weight(model: nn.Module, skip: Iterable[str] = ("head",)) -> float:
 
 
 def _counted(model: nn.Module, skip: Iterable[str]) -> list[nn.Module]:
-    skip = (skip,) if isinstance(skip, str) else tuple(skip)
-    layers = linear_layers(model).items()
-    counted = [layer for name, layer in layers if not any(_fits(name, s) for s in skip)]
+    layers = linear_layers(model)
+    skip = _skipped(layers, skip)
+    counted = [layer for name, layer in layers.items() if not any(_fits(name, s) for s in skip)]
     if not counted:
         raise ValueError(f"no linear layers to count: the model has {len(layers)}, skip={skip}")
     return counted
+
+
+def _skipped(linears: dict[str, nn.Module], skip: Iterable[str]) -> tuple[str, ...]:
+    skip = (skip,) if isinstance(skip, str) else tuple(skip)
+    if unknown := [s for s in skip if s != "head" and not any(_fits(n, s) for n in linears)]:
+        raise ValueError(
+            f"skip names {unknown[0]!r}, which fits none of this model's {len(linears)} Linears: "
+            f"expected names such as {list(linears)[:3]}"
+        )
+    return skip
 
 
 def _bytes(layer: nn.Module) -> int:
@@ -158,6 +165,13 @@ def _rebuilt(model: nn.Module, new: dict[nn.Module, nn.Module]) -> nn.Module:
     memo: dict[int, object] = {id(layer): made for layer, made in new.items()}
     for weight in model.parameters():  # each tied weight once, so it stays one
         memo.setdefault(id(weight), nn.Parameter(weight.detach(), weight.requires_grad))
+    for made in new.values():  # a bias that it took over, say, is lent like the rest
+        for name, weight in made._parameters.items():
+            made._parameters[name] = memo.get(id(weight), weight)
     for stored in model.buffers():
         memo.setdefault(id(stored), stored)
-    return copy.deepcopy(model, memo)
+    rebuilt = copy.deepcopy(model, memo)
+    config, head = getattr(model, "config", None), getattr(rebuilt, "head", None)
+    if getattr(config, "tied", False) and getattr(head, "weight", None) is not rebuilt.embed.weight:
+        rebuilt.config = replace(config, tied=False)
+    return rebuilt

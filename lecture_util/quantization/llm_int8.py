@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lecture_util.model.shapes import ShapeError, check_shapes
 
-from .layer import QuantizedLinear
+from .layer import QuantizedLinear, Through
 
 EXACT = 1024  # 1024 products of at most 128*128 add up to 2**24: fp32 holds every sum on the way
 CHUNK = 1 << 18  # weights rounded at a time, so that what is in between stays in the CPU's cache
@@ -26,7 +26,7 @@ def quantize_rows(x: Tensor, threshold: float | None = None) -> tuple[Tensor, Te
     threshold: elements this large (>=) don't count for a row's scale, and columns that hold one
                become 0, as in bitsandbytes: what `llm_int8` multiplies.
 
-    A row of zeros has scale and codes 0; so has one whose magnitudes stay below 1e-36.
+    A row of zeros has codes 0; so has one whose magnitudes all stay below 1e-36.
 
     Shapes: x_TD -> codes_TD int8, absmax_T fp32; x is about codes * absmax / 127.
     Raises: ValueError for NaN, and for infinity unless a threshold sets it apart;
@@ -102,11 +102,19 @@ def llm_int8(
        from the int8 weights, as in bitsandbytes, which keeps no others.
 
     Everything is scaled in fp32 before it meets x's dtype, so that fp16 overflows only where the
-    result does.
+    result does. The gradient of x is that of x @ W.T with the int8 weights: rounding x passes it on.
 
     Shapes: x (..., D), w_codes_FD int8, w_absmax_F, w_FD -> (..., F) in x's dtype.
     """
     check_shapes(w_codes_FD=w_codes, w_absmax_F=w_absmax, **({} if w is None else {"w_FD": w}))
+    return Through.apply(
+        x,
+        lambda x: _llm_int8(x, w_codes, w_absmax, threshold, w),
+        lambda: w_codes * (w_absmax[:, None] / 127),
+    )
+
+
+def _llm_int8(x, w_codes, w_absmax, threshold, w) -> Tensor:
     x_TD = x.reshape(-1, x.shape[-1])
     if x_TD.numel() == 0:
         return x.new_zeros(*x.shape[:-1], len(w_codes))

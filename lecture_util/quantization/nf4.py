@@ -15,6 +15,7 @@ import torch.nn.functional as nnf
 from torch import Tensor, nn
 
 from lecture_util.kernels.int4_linear import int4_linear_fused
+from lecture_util.model.shapes import check_shapes
 
 from .layer import QuantizedLinear
 
@@ -109,6 +110,7 @@ def double_quantize(absmax: Tensor, blocksize: int = 256) -> tuple[Tensor, Tenso
     Shapes: absmax (J,) -> codes uint8 (J,), group_absmax (ceil(J / blocksize),), offset ().
     Source: as above, section 3; the book: Dettmers et al. 2022, arXiv:2110.02861.
     """
+    check_shapes("flatten the scales first", absmax_J=absmax)
     _check(absmax, blocksize)
     offset = absmax.float().mean()
     groups = nnf.pad(absmax.float() - offset, (0, -len(absmax) % blocksize)).view(-1, blocksize)
@@ -125,7 +127,15 @@ def double_quantize(absmax: Tensor, blocksize: int = 256) -> tuple[Tensor, Tenso
 def double_dequantize(
     codes: Tensor, group_absmax: Tensor, offset: Tensor, blocksize: int = 256
 ) -> Tensor:
-    """The scales again. Shapes: as double_quantize -> absmax (J,)."""
+    """The scales again. Shapes: as double_quantize -> absmax (J,).
+
+    Raises: ValueError if there are more or fewer groups than codes in blocks of that size.
+    """
+    if len(group_absmax) != math.ceil(len(codes) / blocksize):
+        raise ValueError(
+            f"{len(codes)} codes in blocks of {blocksize} have {math.ceil(len(codes) / blocksize)} "
+            f"groups, not {len(group_absmax)}: pass the blocksize that double_quantize saw"
+        )
     values = dynamic_book().to(codes.device)[codes.int()]
     return values * group_absmax.repeat_interleave(blocksize)[: len(codes)] + offset
 

@@ -42,12 +42,15 @@ def salient_channels(
     D = w_FD.shape[1]
     if mean_D.shape != (D,):
         raise ValueError(f"mean_D has shape {tuple(mean_D.shape)} but w_FD has D={D} columns")
+    if not mean_D.isfinite().all():
+        raise ValueError("mean_D holds NaN or infinity, which rank nothing: calibrate in float32")
     worth_D = {
         "activation": lambda: mean_D,
         "weight": lambda: wide(w_FD).norm(dim=0),
         "random": lambda: torch.rand(D, generator=generator),
     }[by]()
-    return worth_D.topk(math.ceil(share * D)).indices.sort().values
+    keep = math.ceil(round(share * D, 6))  # 0.07 * 100 is a little more than 7
+    return worth_D.topk(keep).indices.sort().values
 
 
 @torch.no_grad()

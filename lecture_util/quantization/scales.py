@@ -110,7 +110,7 @@ def quantize(
     Raises: ValueError for NaN and infinities, an empty tensor, or a scale that scale_dtype cannot
             hold; TypeError if x is not floating-point.
     """
-    _check(x, bits, per, scale_dtype)
+    _check(x, bits, per, symmetric, scale_dtype)
     blocks, axes = _blocks(x, per)
     low = blocks.amin(axes, keepdim=True).double()
     high = blocks.amax(axes, keepdim=True).double()
@@ -156,6 +156,7 @@ def _stored(scale: Tensor, allowance: float, dtype: torch.dtype) -> Tensor:
 def _blocks(x: Tensor, per: Per) -> tuple[Tensor, tuple[int, ...]]:
     """x seen as three axes, and those that one scale spans; tails are filled up with zeros."""
     D = x.shape[-1]
+    per = min(per, D) if isinstance(per, int) else per  # a group wider than a row is the row
     if per == "tensor":
         return x.reshape(-1, 1, D), (0, 2)
     if per == "row":
@@ -175,7 +176,7 @@ def _wide(*dtypes: torch.dtype) -> torch.dtype:
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
-def _check(x: Tensor, bits: int, per: Per, scale_dtype: torch.dtype) -> None:
+def _check(x: Tensor, bits: int, per: Per, symmetric: bool, scale_dtype: torch.dtype) -> None:
     if not x.is_floating_point():
         raise TypeError(f"x is {x.dtype}: expected floating-point numbers, x.float()")
     if x.ndim == 0 or x.numel() == 0:
@@ -186,6 +187,8 @@ def _check(x: Tensor, bits: int, per: Per, scale_dtype: torch.dtype) -> None:
         raise ValueError(
             f"per={per!r}: expected 'tensor', 'row', 'column', or a group's size such as 64"
         )
+    if type(symmetric) is not bool:  # any number would pass for True
+        raise TypeError(f"symmetric={symmetric!r}: expected True for absmax, False for zero-point")
     if scale_dtype not in SCALE_DTYPES:
         raise ValueError(f"scale_dtype={scale_dtype!r}: expected one of {list(SCALE_DTYPES)}")
 

@@ -100,9 +100,10 @@ def qat(
     Train it, then `settle` it. Without training between, that is post-training quantization.
     Embeddings, norms and `skip` stay as they are; the source is untouched.
     """
-    trainable = copy.deepcopy(model).requires_grad_(True)
     grid = {"bits": bits, "per": per, "symmetric": symmetric, "clip": clip}
-    fake = replace_linears(trainable, lambda linear: FakeQuantizedLinear(linear, **grid), skip)
+    fake = replace_linears(
+        copy.deepcopy(model), lambda linear: FakeQuantizedLinear(linear, **grid), skip
+    ).requires_grad_(True)
     for layer in linear_layers(fake).values():  # a bad grid is refused here, not in training
         if isinstance(layer, FakeQuantizedLinear):
             fake_quantize(layer.weight.detach(), **grid)

@@ -45,6 +45,13 @@ def test_one_call_for_each_call_of_a_module(tiny):
     assert [x.shape for _, x, _ in seen] == [(1, 1, TINY.D), (1, 3, TINY.D)]
 
 
+def test_a_name_that_is_there_twice_is_seen_once(tiny):
+    seen = []
+    with observe(tiny, ["norm", "norm"], kept(seen)):
+        tiny(tokens(1, 3))
+    assert len(seen) == 1
+
+
 def test_observing_changes_nothing(tiny):
     want = tiny(tokens(2, 5))
     with observe(tiny, [name for name, _ in tiny.named_modules() if name], lambda *seen: None):

@@ -174,6 +174,8 @@ def test_perplexity_is_the_mean_of_what_each_token_costs():
 def test_one_token_a_row_predicts_nothing():
     with pytest.raises(ValueError, match="T at least 2"):
         perplexity(fresh(), torch.tensor([[1], [2]]))
+    with pytest.raises(ValueError, match="B at least 1"):
+        perplexity(fresh(), torch.zeros(0, 5, dtype=torch.long))
 
 
 def test_the_reference_model_reads_its_text_about_as_well_as_was_seen(request):

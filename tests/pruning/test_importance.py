@@ -9,6 +9,7 @@ from torch import nn
 
 from lecture_util.model.checkpoint import save_folder
 from lecture_util.model.config import Config
+from lecture_util.model.shapes import ShapeError
 from lecture_util.model.text import perplexity
 from lecture_util.model.transformer import RMSNorm, Transformer
 from lecture_util.pruning.importance import (
@@ -22,6 +23,8 @@ from lecture_util.pruning.importance import (
     without,
 )
 from lecture_util.pruning.prune import drop_layers, keep_query_heads
+from lecture_util.quantization.linear import replace_linears
+from lecture_util.quantization.llm_int8 import Int8Linear
 
 CONFIG = Config(D=24, F=19, K=3, G=2, H=4, L=4, V=31, max_context=64)
 MEASURES = pytest.mark.parametrize(
@@ -277,6 +280,25 @@ def test_greedy_drop_leaves_a_layer(num):
 def test_scores_that_rank_nothing_are_refused():
     with pytest.raises(ValueError, match=r"without layers \[\] a score is not finite"):
         greedy_drop(scrambled(), tokens(), 1, lambda model, text: [math.nan] * len(model.blocks))
+
+
+def test_scores_of_anything_but_layers_are_refused():
+    """The place of the least of them would be taken for a layer's."""
+    with pytest.raises(ShapeError, match=r"shape \(4, 6\): expected a number for each of the 4"):
+        greedy_drop(scrambled(), tokens(), 1, head_importance)
+
+
+@pytest.mark.parametrize("layers", [[-1], [4], [1, 1]])
+def test_a_view_without_layers_that_are_not_there_is_refused(layers):
+    with pytest.raises(ValueError, match="layers: index"):
+        without(scrambled(), layers)
+
+
+def test_projected_heads_of_a_quantized_model_are_refused():
+    model = replace_linears(scrambled(dtype=torch.float32), Int8Linear.from_linear)
+    assert head_importance(model, tokens()).isfinite().all()
+    with pytest.raises(TypeError, match="quantized: measure the model it was made from"):
+        head_importance(model, tokens(), projected=True)
 
 
 @pytest.mark.parametrize("aggregate", ["mean", ("mean",), ("max", "l2"), ("mean", "l2", "l2")])

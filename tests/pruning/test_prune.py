@@ -14,6 +14,7 @@ from lecture_util.model.config import Config
 from lecture_util.model.generate import generate, generate_naive
 from lecture_util.model.linear import Linear
 from lecture_util.model.transformer import Block, RMSNorm, Transformer
+from lecture_util.pruning.importance import without
 from lecture_util.pruning.plan import Plan, plan_by_importance, width_for
 from lecture_util.pruning.prune import (
     drop_layers,
@@ -379,11 +380,24 @@ def test_a_plan_leaves_as_many_kv_heads_in_every_layer():
 
 @pytest.mark.parametrize(
     "keep", [torch.tensor([True, False, True]), torch.tensor([[0, 1]]), torch.tensor([0.0, 1.0]),
-             [True, False], [0, 1.0], 2, "01", {0: 1}, [None]],
+             [True, False], [0, 1.0], 2, "01", {0: 1}, [None],
+             list(torch.tensor([True, False])), iter([0, 1])],
 )  # fmt: skip
 def test_what_is_no_list_of_indices_is_refused(keep):
     with pytest.raises(TypeError, match="list of indices"):
         keep_layers(scrambled(UNTIED), keep)
+
+
+@pytest.mark.parametrize("keep", [3, iter(ROWS)])
+def test_what_is_no_list_of_lists_is_refused(keep):
+    with pytest.raises(TypeError, match=r"neurons: .* is not a list of lists of indices"):
+        keep_neurons(scrambled(UNTIED), keep)
+
+
+def test_scores_may_be_whole_numbers():
+    target = replace(UNTIED, G=1)
+    plan = plan_by_importance(UNTIED, target, heads_LN=torch.tensor([[3, 1, 2, 5, 6, 4]] * 3))
+    assert plan.heads == [[0, 4]] * 3
 
 
 class OtherBlock(Block):
@@ -399,6 +413,8 @@ def test_models_that_no_config_describes_whole_are_refused():
         drop_layers(Transformer.random(UNTIED, block=OtherBlock), [1])
     with pytest.raises(TypeError, match="that its config does not describe whole"):
         drop_layers(Transformer.random(UNTIED, rope_width=2), [1])
+    with pytest.raises(TypeError, match="that its config does not describe whole"):
+        drop_layers(without(scrambled(UNTIED), [0]), [1])  # its layer 1 is another
     with pytest.raises(TypeError, match="is a Sequential"):
         prune(nn.Sequential(nn.Linear(2, 2)), Plan(layers=[1]))
     for name in ("qkv", "out", "gate_up", "down"):

@@ -451,6 +451,10 @@ def test_salient_channels_are_the_largest_by_what_is_asked():
     assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
     assert len(set(draws[0].tolist())) == 10
     assert salient_channels(w, mean, 0.0).numel() == 0
+    assert len(salient_channels(w[:, :100], mean[:100], 0.07)) == 7
+    mean[5] = torch.nan
+    with pytest.raises(ValueError, match="rank nothing"):
+        salient_channels(w, mean, 0.01)
     for bad in (dict(share=1.5), dict(by="luck")):
         with pytest.raises(ValueError, match="expected 0 to 1, and one of"):
             salient_channels(w, mean, **bad)

@@ -234,6 +234,9 @@ def test_shapes_and_dtypes_are_kept():
     assert encode(torch.empty(0), "fp16").shape == decode(torch.empty(0).long(), "fp16").shape
     byte_codes = x.to(torch.float8_e4m3fn).view(torch.uint8)  # torch's own bytes
     assert torch.equal(decode(byte_codes, "e4m3"), round_to(x, "e4m3"))
+    for name, dtype in {"fp16": torch.float16, "bf16": torch.bfloat16}.items():
+        assert torch.equal(decode(x.to(dtype).view(torch.uint16), name), x.to(dtype).double())
+    assert [part.tolist() for part in fields([0xC1, 0x3C], "e4m3")] == [[1, 0], [8, 7], [1, 4]]
 
 
 def test_the_source_is_left_alone():

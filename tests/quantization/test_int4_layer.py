@@ -238,6 +238,19 @@ def test_what_half_a_byte_cannot_hold_is_refused():
             Int4Linear(quantize(w, 4, per))
 
 
+def test_an_offset_that_fp16_does_not_hold_is_refused():
+    large = linear(4, 32)
+    large.weight.data = large.weight.data.abs() * 2e6  # its scales are still fp16 numbers
+    with pytest.raises(ValueError, match=r"an offset.*is beyond torch.float16.*bfloat16"):
+        Int4Linear.from_linear(large)
+    assert Int4Linear.from_linear(large, scale_dtype=torch.bfloat16).dequantized().isfinite().all()
+
+
+def test_arguments_in_group_linears_order_are_refused():
+    with pytest.raises(TypeError, match="symmetric=48"):
+        Int4Linear.from_linear(linear(4, 32), 4, 48)
+
+
 def test_an_odd_group_and_a_wrong_width_are_refused():
     with pytest.raises(ValueError, match="group_size=5 with D=32: expected an even number"):
         Int4Linear.from_linear(linear(4, 32), 5)

@@ -172,6 +172,14 @@ def test_double_quantization_of_fifteen_scales_in_two_groups(bnb):
     assert (back - absmax).abs().max() <= 0.0071 * group_absmax.max()
 
 
+def test_scales_of_another_shape_or_block_size_are_refused():
+    codes, group_absmax, offset = double_quantize(normal(256).abs(), blocksize=128)
+    with pytest.raises(ValueError, match="256 codes in blocks of 256 have 1 groups, not 2"):
+        double_dequantize(codes, group_absmax, offset)
+    with pytest.raises(ValueError, match="flatten the scales"):
+        double_quantize(normal(256, 3).abs())
+
+
 @pytest.mark.parametrize("J", [1, 2, 255, 256, 257, 511, 513, 70_001])
 def test_double_quantization_equals_bitsandbytes_at_any_number_of_scales(bnb, J):
     for absmax in (normal(J).abs(), normal(J, seed=1).exp(), torch.full((J,), 0.3)):

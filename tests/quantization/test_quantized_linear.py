@@ -1,3 +1,5 @@
+import copy
+import io
 import logging
 import math
 from functools import partial
@@ -211,6 +213,9 @@ def test_nonsense_is_refused(model):
         dequantize(model)
     with pytest.raises(ValueError, match="no linear layers to count"):
         linear_bytes(model, skip=("head", "blocks"))
+    for count in (linear_bytes, bits_per_weight):
+        with pytest.raises(ValueError, match="'heads', which fits none"):
+            count(model, skip="heads")
     with pytest.raises(ShapeError, match=r"shape \(\.\.\., 64\)"):
         quantized.blocks[0].qkv(torch.ones(2, 63))
 
@@ -231,6 +236,14 @@ def test_bitsandbytes_is_refused_what_it_gets_wrong():
         bnb_nf4(nn.Linear(48, 64))
 
 
+def test_weights_that_bitsandbytes_would_turn_into_infinity_are_refused():
+    linear = nn.Linear(64, 32)
+    linear.weight.data[3, 3] = 1e5
+    with pytest.raises(ValueError, match=r"a weight of 1e\+05 is beyond fp16.*Int8Linear"):
+        bnb_int8(linear)
+    assert Int8Linear(linear).dequantized().isfinite().all()
+
+
 def test_moving_and_casting_leaves_stored_bits_and_the_source_alone(model):
     for name in MAKE:
         quantized = replace_linears(model, MAKE[name])
@@ -246,6 +259,75 @@ def test_moving_and_casting_leaves_stored_bits_and_the_source_alone(model):
     moved = replace_linears(model, MAKE["nf4"]).to("meta")
     assert moved.blocks[0].qkv.packed.device.type == "meta"
     assert model.device.type == "cpu" and model(TOKENS).isfinite().all()
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_the_gradient_of_x_is_that_of_the_dequantized_weights(model, name):
+    """Also where the product is of whole numbers, which have none, or of repacked codes."""
+    layer = replace_linears(model, MAKE[name]).blocks[0].down
+    x = torch.randn(2, 3, 128, generator=torch.Generator().manual_seed(2))
+    x[1, 2, 5] = 9.0  # an outlier column
+    for _ in range(2):  # before and after bitsandbytes' first call
+        (grad,) = torch.autograd.grad(layer(x.requires_grad_()).sum(), x)
+        expected = layer.dequantized().sum(0).expand(2, 3, -1)
+        assert (grad - expected).norm() / expected.norm() < 1e-4
+        x = x.detach()
+        layer(x)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_one_row_without_a_batch_will_do(model, name):
+    layer = replace_linears(model, MAKE[name]).blocks[0].qkv
+    x = torch.randn(64, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(layer(x), layer(x[None])[0])
+    with pytest.raises(ShapeError, match=r"of shape \(\)"):
+        layer(torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_copied_loaded_or_pickled_it_computes_the_same(model, name):
+    quantized = replace_linears(model, MAKE[name])
+    for _ in range(2):  # before and after bitsandbytes' first call
+        stream = io.BytesIO()
+        torch.save(quantized, stream)
+        stream.seek(0)
+        pickled = torch.load(stream, weights_only=False)
+        copied, logits = copy.deepcopy(quantized), quantized(TOKENS)
+        assert torch.equal(pickled(TOKENS), logits) and torch.equal(copied(TOKENS), logits)
+    other = replace_linears(Transformer.random(CONFIG, seed=2), MAKE[name])
+    if not name.startswith("bnb"):
+        other.load_state_dict(quantized.state_dict())
+        assert torch.equal(other(TOKENS), logits)
+        return
+    with pytest.raises(RuntimeError, match=r"blocks\.0\.qkv is a layer of bitsandbytes.*again"):
+        other.load_state_dict(replace_linears(model, MAKE[name]).state_dict())
+
+
+def test_a_state_dict_of_repacked_layers_does_not_mix_up_their_scales(model):
+    quantized = replace_linears(model, bnb_nf4)
+    logits, layer = quantized(TOKENS), quantized.blocks[0].down.layer
+    if layer.weight.quant_state.packing_format_for_cpu:  # needs AVX512-BF16
+        with pytest.raises(RuntimeError, match="mix up its scales"):
+            quantized.state_dict()
+    else:
+        quantized.state_dict()
+    assert torch.equal(quantized(TOKENS), logits)
+
+
+def test_moving_a_dequantized_model_leaves_its_source_alone(model):
+    quantized = replace_linears(model, MAKE["nf4"])
+    plain = dequantize(quantized).double()
+    assert plain.blocks[0].qkv.bias.dtype == torch.float64
+    assert quantized.blocks[0].qkv.bias.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["nf4", "int8", "bnb int8"])
+def test_a_rounded_head_is_tied_no_longer(tmp_path, model, name):
+    """Otherwise its checkpoint would hold the embedding alone, and open with another head."""
+    plain = dequantize(replace_linears(model, MAKE[name], skip=()))
+    assert not plain.config.tied and model.config.tied
+    reopened = load_folder(save_folder(plain, tmp_path / "model"))
+    assert torch.equal(reopened(TOKENS), plain(TOKENS))
 
 
 def test_hooks_on_the_copy_do_not_fire_on_the_source(model):
@@ -311,6 +393,10 @@ def test_layer_errors_refuse_models_that_cannot_be_compared(model):
     silent.blocks[0].qkv.bias.data.zero_()
     with pytest.raises(ValueError, match=r"blocks\.0\.qkv was not run, or gave only zeros"):
         layer_errors(silent, replace_linears(silent, MAKE["int8"]), TOKENS)
+    with pytest.raises(ValueError, match="the reference comes first"):
+        layer_errors(replace_linears(model, MAKE["int8"]), model, TOKENS)
+    for order in ("ab", "ba"):
+        assert worst({name: {"a": 0.1, "b": math.nan}[name] for name in order})[0] == "b"
     with pytest.raises(ValueError, match="no errors to compare"):
         worst({})
 

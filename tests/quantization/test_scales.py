@@ -361,6 +361,8 @@ def test_what_is_not_finite_is_refused(bad, dtype, per):
         (ValueError, {"per": True}, "a group's size"),
         (ValueError, {"per": "rows"}, "'row'"),
         (ValueError, {"per": 2.5}, "a group's size"),
+        (TypeError, {"symmetric": 48}, "True for absmax, False for zero-point"),
+        (TypeError, {"symmetric": torch.float16}, "True for absmax"),
         (ValueError, {"scale_dtype": torch.float8_e4m3fn}, "expected one of"),
         (ValueError, {"x": torch.full((2, 2), 1e8), "scale_dtype": torch.float16}, "bfloat16"),
         (ValueError, {"x": torch.full((2, 2), 1e300, dtype=torch.float64)}, "beyond torch.float32"),
@@ -369,6 +371,12 @@ def test_what_is_not_finite_is_refused(bad, dtype, per):
 def test_bad_input_is_refused_with_a_remedy(kind, given, message):
     with pytest.raises(kind, match=message):
         quantize(**{"x": torch.ones(2, 4), **given})
+
+
+def test_a_group_far_wider_than_the_row_costs_nothing():
+    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    wide, row = quantize(x, 4, 10**15), quantize(x, 4, "row")
+    assert torch.equal(wide.codes, row.codes) and torch.equal(wide.dequantize(), row.dequantize())
 
 
 def test_the_error_of_another_shape_is_refused():

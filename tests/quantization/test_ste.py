@@ -8,11 +8,14 @@ import torch
 import torch.nn.functional as nnf
 from torch import nn
 
+from lecture_util.model.checkpoint import load_folder, save_folder
 from lecture_util.model.config import Config
 from lecture_util.model.linear import Linear
 from lecture_util.model.text import english_bytes, nats_per_token, text_task, windows
 from lecture_util.model.train import train
 from lecture_util.model.transformer import Transformer
+from lecture_util.quantization.linear import bnb_int8, replace_linears
+from lecture_util.quantization.nf4 import NF4Linear
 from lecture_util.quantization.scales import quantize
 from lecture_util.quantization.ste import FakeQuantizedLinear, fake_quantize, qat, settle
 
@@ -199,6 +202,30 @@ def test_a_clip_outside_0_to_1_is_refused(clip):
         fake_quantize(torch.ones(2, 4), 4, clip=clip)
     with pytest.raises(ValueError, match="share of the range"):
         qat(fresh(), 4, clip=clip)
+
+
+def test_a_tied_head_stays_tied_in_training_and_is_not_once_it_is_rounded(tmp_path):
+    tied = fresh(replace(TINY, tied=True))
+    model = qat(tied, 2, skip=())
+    assert model.head.weight is model.embed.weight and model.config.tied
+    plain = settle(model)
+    assert not plain.config.tied
+    reopened = load_folder(save_folder(plain, tmp_path / "settled"))
+    assert torch.equal(reopened(tokens()), plain(tokens()))
+
+
+def test_unrounded_weights_are_not_saved_by_mistake(tmp_path):
+    with pytest.raises(TypeError, match=r"blocks\.0\.qkv\.weight.*settle\(model\)"):
+        save_folder(qat(fresh(), 2), tmp_path / "unsettled")
+
+
+def test_a_quantized_model_is_refused():
+    quantized = replace_linears(fresh(), NF4Linear.from_linear)
+    with pytest.raises(ValueError, match="quantized already"):
+        qat(quantized, 4)
+    pytest.importorskip("bitsandbytes")
+    with pytest.raises(ValueError, match="quantized already"):
+        qat(replace_linears(fresh(), bnb_int8), 4)
 
 
 def test_bad_grids_are_refused_before_training():
