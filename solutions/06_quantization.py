@@ -46,7 +46,7 @@ llama, h100 = PUBLISHED["llama-2-13b"], ACCELERATORS["h100"]
 # %% tags=["nbval-ignore-output"]
 faster = predict("B=1: 4.5 bits a weight make a step how many times as fast?", unit="times")
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.roofline import num_params
 
 
@@ -239,7 +239,7 @@ error = 0.3 - code / 127
 print(code, f"-> {code / 127:.4f}, off by {error:.4f}; half a step is {0.5 / 127:.4f}")
 assert code == 38 and 0.00075 < error < 0.00085
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ### What shares a scale?
 #
 # ![Four small matrices, cells of one shade share a scale. Per tensor: one scale. Per row: one for each output. Per column: one for each input. Per group of 48 in a row: many. Bits a weight that 16-bit scales add at 1,536 by 576: 0.00002, 0.028, 0.010 and 0.333. A scale per row is applied after the sum, per column before it, per group within it.](../images/granularity.svg)
@@ -282,10 +282,10 @@ for group in (32, 48, 64):
 # so nobody gets the grid back. It also means that "unquantized" below is a model that already paid for four
 # bits once: all methods start from it, so their *order* is fair.
 
-# %% [markdown] slideshow={"slide_type": "subslide"}
+# %% [markdown] slideshow={"slide_type": "fragment"}
 # Try it: bits, what shares a scale, the grid; and make the largest weight larger.
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 from lecture_util.classroom.widgets import quantization_explorer
 
 quantization_explorer(weight_FD, per=48)
@@ -328,7 +328,7 @@ outliers = predict("Of 576 columns, how many hold a value of 6 or more?", unit="
 # `observe` looks at what modules read and write while the model runs. Here, the largest magnitude in each
 # column that the four linear layers of every block read:
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.model.observe import observe, run
 
 kinds = ("qkv", "out", "gate_up", "down")
@@ -672,7 +672,7 @@ pick = predict(
 # %% [markdown]
 # Block 14's `qkv` once more. We choose on `study_S`, and judge the layer's output on `held_BT`:
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.quantization.awq_search import Seen, search_scale
 from lecture_util.quantization.salient import salient_channels
 
@@ -744,7 +744,10 @@ assert all(found[f"1% kept, by {by}"] > 0.9 * found["all rounded"] for by in ("r
 # \qquad |\delta| \le \tfrac12 \text{ step}$$
 #
 # The step belongs to the whole group. As long as $s\,w$ does not become its largest, the step stays as it
-# was, and the error is divided by $s$. A column of 64 rows, once as it is and once enlarged:
+# was, and the error is divided by $s$.
+
+# %% [markdown] slideshow={"slide_type": "subslide"}
+# One column of 64 rows, enlarged more and more before rounding:
 
 # %%
 draw = torch.Generator().manual_seed(0)
@@ -802,7 +805,7 @@ torch.testing.assert_close(after, before, rtol=1e-3, atol=1e-3)
 print("norm divided by s, columns times s: the same output, before anything is rounded")
 assert torch.equal(block.qkv.weight, weight_FD * best.scale_D)
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ```
 # norm -> qkv       divide the norm's weight        up  -> down   divide the rows of up
 # norm -> gate_up   divide the norm's weight        v   -> out    divide the rows of v
@@ -1124,6 +1127,8 @@ print("a step reads            MB   predicted   measured   tokens/s")
 for name, seconds in middle.items():
     print(f"{name:<20} {step_bytes[name] / 1e6:5.0f} {predicted[name]:10.2f}x "
           f"{middle['bf16'] / seconds:9.2f}x {1 / seconds:10.1f}")  # fmt: skip
+
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 int4 = "int4, groups of 64"
 speed.reveal(middle["bf16"] / middle[int4], predicted=predicted[int4])
 

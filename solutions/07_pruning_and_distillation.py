@@ -41,7 +41,7 @@ config, h100 = model.config, ACCELERATORS["h100"]
 study_S, held_BT = english_split(tokenizer)
 draw = torch.Generator().manual_seed(0)
 sample_BT = windows(study_S, 8, 128, draw).to(model.device)  # to measure importance on
-score_BT = held_BT[:16].to(model.device)  # to judge by
+score_BT = held_BT[:12].to(model.device)  # to judge by
 print("calibration", tuple(sample_BT.shape), "  scored", tuple(score_BT.shape))
 
 # %% tags=["nbval-ignore-output"]
@@ -432,6 +432,7 @@ scored = {"shallow": shallow, "narrow": narrow, "narrow, neurons at random": bli
 scored = {name: perplexity(student, few_BT) for name, student in scored.items()}
 for name, value in scored.items():
     print(f"{name:<26} {value:8,.1f}")
+del blind
 assert scored["narrow"] < scored["shallow"] < 0.2 * scored["narrow, neurons at random"]
 
 # %% [markdown]
@@ -639,32 +640,35 @@ def read_bytes(c):
 
 
 @torch.inference_mode()
-def time_step(subject, repeats=10):
-    """A decode step of one sequence that has S tokens in its cache."""
+def decoder(subject):
+    """A decode step of one sequence that has S tokens in its cache, to be called again and again."""
     cache = KVCache(subject.config, 1, S + 1, subject.dtype, subject.device)
     subject.features(sample_BT[:1], cache)
 
+    @torch.inference_mode()
     def one_step():
         cache.truncate(S)
         subject(sample_BT[:1, :1], cache)
 
-    return measure(one_step, repeats=repeats, warmup=2)
+    return one_step
 
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
-machine = this_machine()
 subjects = {"whole": model, "shallow": shallow, "narrow": narrow}
-best_s, ratios = {}, {}
+decoders = {name: decoder(subject) for name, subject in subjects.items()}
+best_s = dict.fromkeys(subjects, float("inf"))
+for _ in range(5):  # in turns, so that whatever else the machine does meets all three
+    for name, one_step in decoders.items():
+        best_s[name] = min(best_s[name], measure(one_step, repeats=3).best_s)
+
+bandwidth, ratios = this_machine().bandwidth_bytes_per_s, {}
 for name, subject in subjects.items():
-    run_s = time_step(subject)
-    best_s[name] = run_s.best_s
-    least_ms = 1e3 * read_bytes(subject.config) / machine.bandwidth_bytes_per_s
-    print(f"{name:<8} {format_bytes(read_bytes(subject.config)):>9}, "
-          f"at least {least_ms:5.1f} ms; best of 10: {1e3 * run_s.best_s:5.1f} ms")  # fmt: skip
-for name in ("shallow", "narrow"):
-    predicted = read_bytes(config) / read_bytes(subjects[name].config)
+    least_ms = 1e3 * read_bytes(subject.config) / bandwidth
     ratios[name] = best_s["whole"] / best_s[name]
-    print(f"{name:<8} predicted {predicted:.2f}x, measured {ratios[name]:.2f}x as fast")
+    predicted = read_bytes(config) / read_bytes(subject.config)
+    print(f"{name:<8} {format_bytes(read_bytes(subject.config)):>9}, at least {least_ms:5.1f} ms, "
+          f"measured {1e3 * best_s[name]:5.1f}; times as fast: predicted {predicted:.2f}, "
+          f"measured {ratios[name]:.2f}")  # fmt: skip
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 faster.reveal(ratios["shallow"], predicted=read_bytes(config) / read_bytes(shallow.config))
@@ -679,10 +683,10 @@ faster.reveal(ratios["shallow"], predicted=read_bytes(config) / read_bytes(shall
 # Every depth from 30 to 18, as recorded on one machine. Move the slider, and watch the three curves and
 # which layers are gone:
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 from lecture_util.classroom.widgets import layers_kept
 
-layers_kept(kept=22)
+layers_kept()
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## 6. Repair: the original teaches what is left
@@ -690,7 +694,7 @@ layers_kept(kept=22)
 # We could train the student on text again. But a text shows *one* next token at each position, and the
 # original has an opinion about all 49,152:
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 from lecture_util.model.tokenizer import encode
 
 
@@ -880,9 +884,10 @@ assert on_gpu or paris["repaired"] < 0.7 * paris["cut"] < paris["whole"]
 # ### The longer run
 #
 # On a GPU the cell above runs 120 steps. For everyone else, the curve as `benchmarks/pruning.py`
-# recorded it, and what the recipes of the next section reach on one budget:
-#
-# @@recovery-curve@@
+# recorded it, and what the recipes of the next section reach on one budget.
+
+# %% [markdown] slideshow={"slide_type": "subslide"}
+# ![Left, perplexity against steps of distillation, for the model without 8 of its layers, falling towards that of the whole model. Right, the perplexities that seven recipes reach on one budget.](../images/recovery-curve.svg)
 
 # %% [markdown] slideshow={"slide_type": "notes"}
 # *For the instructor.* While the progress bar runs, ask what the first steps can be fixing. (The scale of the stream before the head; a
@@ -909,24 +914,27 @@ seasoning = predict(
 )
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
-recipes = {name: entry["after"] for name, entry in record["recipes"].items()}
+recipes = record.get("recipes", {})
 teacher = record["recovery"]["whole"]["perplexity"]
 print(f"{record['date']}, {record['hardware']}; the whole model: {teacher:.1f}")
-plain = record["recipes"]["KL, T=1"]
-print(f"cut {plain['before']:.1f}; after {plain['options']['steps']} steps of "
-      f"{plain['options']['B']} x {plain['options']['T']} tokens:")  # fmt: skip
-for name, value in sorted(recipes.items(), key=lambda pair: pair[1]):
-    print(f"{name:<28} {value:9,.1f}   {value / plain['after']:7.2f} times plain KL's")
+for name, entry in sorted(recipes.items(), key=lambda pair: pair[1]["after"]):
+    steps, B, T = (entry["options"][key] for key in ("steps", "B", "T"))
+    print(f"{name:<28} {entry['after']:9,.1f} after {steps} steps of {B} x {T} tokens")
 
 # %% tags=["nbval-ignore-output"]
 seasoning.reveal("the weights to start from")
 
 # %% [markdown]
-# **Read.** Every student that starts from the trained weights is back near the teacher after these few
-# steps, whatever the recipe. The one with fresh weights is in another world: it has the same shape, the
-# same teacher and the same text, and would need as long as any model trained from scratch. Between the
-# others look at the last column, and be careful: a few percent on one short run with one seed may well be
-# the seed's. Ingredients are worth an experiment each time. The start is not in question.
+# **Read.** Every student that starts from the trained weights is well on its way back, whatever the recipe.
+# The one with fresh weights is in another world: it has the same shape, the same teacher and the same text,
+# and would need as long as any model trained from scratch. Among the others, be careful: a few percent
+# on one short run with one seed may well be the seed's. Ingredients are worth an experiment each time;
+# where to start is not in question.
+
+# %% slideshow={"slide_type": "skip"}
+ends = {name: entry["after"] for name, entry in recipes.items()}
+fresh = ends.pop("fresh weights, KL", None)
+assert fresh is None or fresh > 3 * max(ends.values())
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # ### Hidden states: which should match which?
@@ -974,13 +982,14 @@ check("7.6", layers_left)
 #
 # Back to the two students of one size. The picture has, on the left, eight layers chosen in five ways; on
 # the right, as many parameters taken from layers, from neurons and from channels, before and after the same
-# short repair:
-#
-# @@what-to-cut@@
+# short repair.
+
+# %% [markdown] slideshow={"slide_type": "subslide"}
+# ![Left, perplexities without eight layers, chosen in five ways. Right, at one number of parameters, perplexities as cut and after a short repair, for layers, neurons and channels, and how many times as fast each decodes.](../images/what-to-cut.svg)
 
 # %% tags=["nbval-ignore-output", "hide-input"] slideshow={"slide_type": "subslide"}
 print("as many parameters less   as cut   repaired   times as fast   bytes of cache a token")
-for name, entry in record["width"].items():
+for name, entry in record.get("width", {}).items():
     c = replace(config, **entry["shape"])
     print(f"{name:<25} {entry['before']:>7.1f} {entry['after']:>10.1f} {entry['times_as_fast']:>13.2f}"
           f" {kv_bytes_per_token(c):>19,}")  # fmt: skip

@@ -7,7 +7,7 @@ import logging
 import torch
 from torch import Tensor, nn
 
-from .layer import QuantizedLinear, Through
+from .layer import QuantizedLinear, through
 
 
 class Borrowed(QuantizedLinear):
@@ -46,7 +46,7 @@ class Borrowed(QuantizedLinear):
         self.check(x)
         if x.ndim == 1:  # which its CPU code does not take
             return self.forward(x[None])[0]
-        return Through.apply(x, self.layer, self.dequantized)
+        return through(x, self.layer, self.dequantized)
 
     def train(self, mode: bool = True):
         return super().train(False)

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
 
+from lecture_util.model.shapes import ShapeError, check_shapes
+
 from .layer import QuantizedLinear
 from .scales import Quantized, quantize
 
@@ -19,6 +21,7 @@ def pack_planes(codes_FD: Tensor, bits: int) -> Tensor:
 
     Shapes: codes_FD, 0 to 2^bits - 1 -> uint8 (F, bits, ceil(D/8)).
     """
+    check_shapes(codes_FD=codes_FD)
     if codes_FD.min() < 0 or codes_FD.max() >> bits:
         raise ValueError(
             f"codes from {codes_FD.min().item()} to {codes_FD.max().item()}: {bits} bits hold "
@@ -32,6 +35,8 @@ def pack_planes(codes_FD: Tensor, bits: int) -> Tensor:
 
 def unpack_planes(planes: Tensor, D: int) -> Tensor:
     """The codes that `pack_planes` packed. Shapes: uint8 (F, bits, ceil(D/8)) -> uint8 codes_FD."""
+    if planes.shape[-1] != -(-D // 8):
+        raise ShapeError(f"planes have {planes.shape[-1]} bytes a row: D={D} takes {-(-D // 8)}")
     place = torch.arange(8, device=planes.device, dtype=torch.uint8)
     bits = planes[..., None] >> place & 1
     weight = torch.arange(planes.shape[1], device=planes.device, dtype=torch.uint8)
@@ -45,7 +50,7 @@ class GroupLinear(QuantizedLinear):
     """
 
     def __init__(self, stored: Quantized, bias: Tensor | None = None) -> None:
-        F, D = stored.shape
+        F, D = check_shapes(codes_FD=stored.codes).values()
         super().__init__(D, F, bias)
         self.bits, self.group_size, self.weight_dtype = stored.bits, stored.per, stored.dtype
         offset = 2 ** (stored.bits - 1) if stored.symmetric else 0

@@ -63,13 +63,20 @@ class QuantizedLinear(nn.Module):
         return super()._apply(moved, recurse)
 
 
-class Through(torch.autograd.Function):
+def through(
+    x: Tensor, product: Callable[[Tensor], Tensor], weights_FD: Callable[[], Tensor]
+) -> Tensor:
     """product(x), for products that torch has no gradient of: backward as if x @ weights_FD().T.
 
-    Where x was rounded on the way, its gradient passes straight through. What is made only for the
-    backward pass, the weights in floating point, is made only there.
+    Where x was rounded on the way, its gradient passes straight through. The weights are made in
+    floating point only for the backward pass, and nothing is prepared where no gradient is wanted.
     """
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _Through.apply(x, product, weights_FD)
+    return product(x)
 
+
+class _Through(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, product: Callable, weights_FD: Callable) -> Tensor:
         ctx.weights_FD = weights_FD

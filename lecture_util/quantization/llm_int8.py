@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lecture_util.model.shapes import ShapeError, check_shapes
 
-from .layer import QuantizedLinear, Through
+from .layer import QuantizedLinear, through
 
 EXACT = 1024  # 1024 products of at most 128*128 add up to 2**24: fp32 holds every sum on the way
 CHUNK = 1 << 18  # weights rounded at a time, so that what is in between stays in the CPU's cache
@@ -102,12 +102,12 @@ def llm_int8(
        from the int8 weights, as in bitsandbytes, which keeps no others.
 
     Everything is scaled in fp32 before it meets x's dtype, so that fp16 overflows only where the
-    result does. The gradient of x is that of x @ W.T with the int8 weights: rounding x passes it on.
+    result does. The gradient of x is that of x @ W.T, with the int8 weights.
 
     Shapes: x (..., D), w_codes_FD int8, w_absmax_F, w_FD -> (..., F) in x's dtype.
     """
     check_shapes(w_codes_FD=w_codes, w_absmax_F=w_absmax, **({} if w is None else {"w_FD": w}))
-    return Through.apply(
+    return through(
         x,
         lambda x: _llm_int8(x, w_codes, w_absmax, threshold, w),
         lambda: w_codes * (w_absmax[:, None] / 127),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from lecture_util.model import weights
 from lecture_util.model.config import Config
 from lecture_util.model.observe import observe, run
+from lecture_util.model.shapes import ShapeError
 from lecture_util.model.text import english_split, windows
 from lecture_util.model.transformer import Transformer
 from lecture_util.quantization import awq_search
@@ -497,6 +498,12 @@ def test_codes_that_do_not_fit_are_refused():
     for code in (-1, 8):
         with pytest.raises(ValueError, match="3 bits hold 0 to 7"):
             pack_planes(torch.tensor([[code]]), 3)
+    with pytest.raises(ShapeError, match="codes_FD has 1 axes"):
+        pack_planes(torch.ones(4).int(), 3)
+    with pytest.raises(ShapeError, match="1 bytes a row: D=20 takes 3"):
+        unpack_planes(pack_planes(torch.ones(2, 7).int(), 3), 20)
+    with pytest.raises(ShapeError, match="codes_FD has 3 axes"):
+        GroupLinear(quantize(torch.ones(2, 4, 8), 3, 4))
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
