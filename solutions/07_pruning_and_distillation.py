@@ -212,11 +212,13 @@ matters.reveal("the first and the last")
 
 # %% tags=["nbval-ignore-output", "hide-input"] slideshow={"slide_type": "subslide"}
 from lecture_util.classroom.figures import MEASURED, PREDICTED, caption, claim
+from lecture_util.classroom.figures.plots import plain_log_ticks
 
 _, ax = plt.subplots(figsize=(7, 3.3))
 colors = [MEASURED if layer in order[:8] else PREDICTED for layer in range(config.L)]
 ax.bar(range(config.L), influence_L, color=colors)
-ax.set(yscale="log", xlabel="layer", ylabel="block influence")
+ax.set(yscale="log", ylim=(0.01, 1.5), xlabel="layer", ylabel="block influence")
+plain_log_ticks(ax.yaxis)
 claim(ax, "Those in the middle hardly turn the stream")
 caption(ax, device=str(model.device), dtype="fp32",
         shapes="8 windows of 128 tokens; red: the 8 of least influence")  # fmt: skip

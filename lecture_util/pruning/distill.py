@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as nnf
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lecture_util.model.shapes import ShapeError
@@ -108,7 +108,8 @@ def iterative(
 
     Returns: the student, its losses, and which of the teacher's layers it kept.
     """
-    if not (1 <= rounds <= min(drop, steps) and drop < teacher.config.L):
+    whole = all(type(n) is int for n in (drop, rounds, steps))
+    if not (whole and 1 <= rounds <= min(drop, steps) and drop < teacher.config.L):
         raise ValueError(
             f"drop={drop}, rounds={rounds}, steps={steps}: expected 1 to {teacher.config.L - 1} "
             "layers to drop, and at least one layer and one step a round"
@@ -223,12 +224,28 @@ def _layers_to_match(student, teacher, kept) -> list[int]:
     return layers
 
 
+def _count(model: nn.Module) -> int:
+    return sum(weight.numel() for weight in model.parameters())
+
+
 def _check(student, teacher, study_S, B, T, temperature, hidden, text) -> None:
     if student.config.V != teacher.config.V:
         raise ShapeError(
             f"the student's vocabulary has {student.config.V} tokens and the teacher's "
             f"{teacher.config.V}: token i must mean the same to both"
         )
+    if (ours := _count(student)) > (theirs := _count(teacher)):
+        raise ValueError(
+            f"the student has {ours:,} weights and the teacher {theirs:,}: were the two swapped? "
+            "The student, which learns, comes first"
+        )
+    for name, module in student.blocks.named_modules():
+        leaf = name.rpartition(".")[2] in ("qkv", "out", "gate_up", "down")
+        if leaf and not (isinstance(module, nn.Linear) and module.weight.is_floating_point()):
+            raise TypeError(
+                f"the student's blocks.{name} is a {type(module).__name__}, whose weights can't "
+                "learn: distill in floating point first, then quantize"
+            )
     positive("temperature", temperature)
     if not (0 <= text <= 1 and 0 <= hidden < math.inf):
         raise ValueError(f"text={text}, hidden={hidden}: expected 0 <= text <= 1 and hidden >= 0")

@@ -68,8 +68,9 @@ def counterparts(kept: Sequence[int], L: int) -> list[int]:
     Not after itself: before the next layer that was kept. So the layers in front of a gap learn
     the work of those that are gone. Keeping 0, 1, 4 of six layers: [0, 3, 5].
     """
-    kept = [int(layer) for layer in kept]
-    if not kept or kept != sorted(set(kept)) or kept[0] < 0 or kept[-1] >= L:
+    kept = list(kept)
+    whole = all(type(layer) is int for layer in kept)
+    if not kept or not whole or kept != sorted(set(kept)) or kept[0] < 0 or kept[-1] >= L:
         raise ValueError(f"kept={kept}: expected rising numbers of layers from 0 to {L - 1}")
     return [after - 1 for after in kept[1:]] + [L - 1]
 

@@ -143,6 +143,8 @@ def search(
             for blocks of another kind.
     """
     _check(model)
+    if type(group_size) is not int or group_size < 1:
+        raise ValueError(f"group_size={group_size!r}: expected a whole number, such as 48")
     run(model, tokens_BT[:1])  # bad windows get their error before the work starts
     config = model.config
     found = Folded(_copy(model))
@@ -202,7 +204,10 @@ def _check(model: Transformer) -> None:
 
 def _copy(model: Transformer) -> Transformer:
     """With blocks of its own; embedding and head are not changed, so they are lent."""
-    lent = {id(weight): weight for weight in (model.embed.weight, model.head.weight)}
+    lent = {
+        id(weight): nn.Parameter(weight.detach(), requires_grad=False)  # memory alone is shared:
+        for weight in {model.embed.weight, model.head.weight}  # casting the copy casts no other
+    }
     return copy.deepcopy(model, lent)
 
 

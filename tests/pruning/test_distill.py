@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as nnf
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from lecture_util.model.config import Config
 from lecture_util.model.shapes import ShapeError
@@ -519,3 +520,28 @@ def test_the_repair_shown_in_class_lowers_held_out_perplexity(seed, reference):
     before = perplexity(student, held_BT)
     distill(student, model, study_S, 8, B=4, T=64, lr=2e-4, seed=seed, progress=False)
     assert perplexity(student, held_BT) < 0.8 * before
+
+
+def test_a_student_larger_than_its_teacher_is_refused(teacher):
+    """Otherwise swapped arguments would train the teacher."""
+    with pytest.raises(ValueError, match="were the two swapped"):
+        distill(teacher, drop_layers(teacher, [1]), STUDY, 1, B=1, T=8, progress=False)
+
+
+def test_a_student_whose_layers_cannot_learn_is_refused(teacher):
+    student = drop_layers(teacher, [1])
+    student.blocks[0].down = nn.Identity()
+    with pytest.raises(TypeError, match=r"blocks.0.down is a Identity, whose weights can't learn"):
+        distill(student, teacher, STUDY, 1, B=1, T=8, progress=False)
+
+
+@pytest.mark.parametrize("kept", [[0.5, 1.7], [False, True], []])
+def test_counterparts_take_whole_numbers(kept):
+    with pytest.raises(ValueError, match="rising numbers of layers"):
+        counterparts(kept, 4)
+
+
+@pytest.mark.parametrize("numbers", [(1.5, 1, 2), (2, 1.0, 2), (2, True, 2)])
+def test_rounds_and_layers_are_whole_numbers(teacher, numbers):
+    with pytest.raises(ValueError, match="layers to drop"):
+        iterative(teacher, STUDY, *numbers, T=8)

@@ -551,3 +551,18 @@ def test_awq_lowers_the_error_of_every_layer_of_the_reference_models_first_block
         assert min(layer.losses) < 0.95 * layer.losses[0], name
     ours, theirs = found.model.features(held), model.features(held)
     assert float((ours - theirs).norm() / theirs.norm()) < 1e-4
+
+
+def test_casting_a_folded_copy_leaves_the_source_as_it_was():
+    model = Transformer.random(TINY)
+    copied = fold_all(model, {}).double()
+    assert copied.embed.weight.dtype == torch.float64
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    if TINY.tied:
+        assert copied.head.weight is copied.embed.weight
+
+
+@pytest.mark.parametrize("group_size", ["row", 0, 4.0])
+def test_a_group_is_a_whole_number_before_the_search_begins(group_size):
+    with pytest.raises(ValueError, match="group_size"):
+        search(Transformer.random(TINY), torch.zeros(1, 4, dtype=torch.long), group_size=group_size)
