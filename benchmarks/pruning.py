@@ -47,7 +47,7 @@ DROP = 8
 LONG = dict(steps=120, B=4, T=128, lr=2e-4)  # the repair that is kept as a curve
 SHORT = dict(steps=30, B=4, T=64, lr=2e-4)  # what recipes and depths are compared on
 CURVE = (5, 10, 20, 30, 40, 60, 80, 100, 120)
-KEPT, REPAIRED = range(30, 17, -1), (26, 22, 20, 18)
+KEPT, REPAIRED = range(30, 17, -1), (26, 22)
 SCRATCH_LR = 1e-3  # fresh weights have further to go
 CONTEXT, DECODED, ROUNDS = 128, 12, 3  # tokens in the cache, tokens timed, times
 

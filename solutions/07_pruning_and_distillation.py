@@ -74,7 +74,7 @@ for B, S in [(1, 1024), (64, 1024), (64, 8192)]:
     print(f"B={B:<3} S={S:<5} a step reads {1 - share:.1%} less: {1 / share:.2f} times as fast")
 assert f"{saved:.1%}" == "21.1%"
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 lost_share.reveal(100 * saved)
 
 # %% [markdown]
@@ -256,8 +256,10 @@ assert alone[0] > 10 * alone[1] > 50 * alone[25] and alone[11] > 2 * alone[25]
 from lecture_util.classroom.figures.small_caches import recorded
 
 record = recorded("pruning")
-maps = record["importance"]
-two_L = [torch.tensor(maps[name]["scores_L"]) for name in ("block influence", "perplexity without")]
+two_L = [
+    torch.tensor(record["importance"][name]["scores_L"])
+    for name in ("block influence", "perplexity without")
+]
 ranks_2L = torch.stack([scores_L.argsort().argsort().double() for scores_L in two_L])
 least = [set(scores_L.argsort()[:8].tolist()) for scores_L in two_L]
 print(f"rank correlation of the two scores: {torch.corrcoef(ranks_2L)[0, 1]:.2f}")
@@ -293,7 +295,7 @@ def influence(x_BTD, y_BTD):
 # %% slideshow={"slide_type": "skip"}
 check("7.2", influence)
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "skip"}
 # How long is that first vector? We look between two layers, half-way up:
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "skip"}
@@ -336,21 +338,23 @@ by_hand_N = size_BTN.mean(dim=1).square().sum(dim=0).sqrt()
 assert torch.allclose(by_hand_N, head_importance(small, tokens_BT)[0])
 print("by hand equals the library, for", tiny.N, "heads")
 
-# %% [markdown]
-# Now all four on the real model. Click a cell: the text says what else goes with it, and how many weights
-# that frees.
+# %% [markdown] slideshow={"slide_type": "subslide"}
+# Now all four on the real model. Click a cell of the map: the text says what else goes with it, and how
+# many weights that frees.
 
-# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
+# %%
 from lecture_util.classroom.widgets import importance_map
 from lecture_util.pruning.importance import channel_importance, neuron_importance
 
 heads_LN = head_importance(model, sample_BT).cpu()
 neurons_LF = neuron_importance(model, sample_BT).cpu()
 channels_D = channel_importance(model, sample_BT).cpu()
-importance_map(
-    {"heads": heads_LN, "neurons": neurons_LF, "channels": channels_D, "layers": influence_L},
-    config,
-)
+maps = {"heads": heads_LN, "neurons": neurons_LF, "channels": channels_D, "layers": influence_L}
+for name, scores in maps.items():
+    print(name, tuple(scores.shape))
+
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
+importance_map(maps, config)
 
 # %% [markdown] slideshow={"slide_type": "notes"}
 # *For the instructor.* Pick the same neuron rank in an early and in a late layer, with "rank in the map" and "rank in its layer". Scores
@@ -381,7 +385,7 @@ assert num_params(dropped.config) == sum(p.numel() for p in dropped.parameters()
 # %% [markdown]
 # **Predict**, then look at the real model: two, five and eight layers gone, the least important first.
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 cut = {}
 print(f"layers   weights   perplexity\n30       {num_params(config) / 1e6:5.1f} M   {whole:8.1f}")
 for drop in (2, 5, 8):
@@ -676,19 +680,19 @@ for name, subject in subjects.items():
 faster.reveal(ratios["shallow"], predicted=read_bytes(config) / read_bytes(shallow.config))
 
 # %% [markdown]
-# **Read.** Both students read the same bytes, but they do not run the same operations. A layer takes its
-# ten or so small operations along when it goes, each with a price of its own in Python and in launches.
+# **Read.** Both students read the same bytes, but they do not run the same operations. A layer takes all
+# its small operations along when it goes, each with a price of its own in Python and in launches.
 # The narrow student still makes every one of them, on smaller matrices. On a GPU at batch 1, where
 # launches weigh most, depth is what costs time. Where the matrices are large, bytes are all that counts.
 
-# %% [markdown] slideshow={"slide_type": "subslide"}
+# %% [markdown]
 # Every depth from 30 to 18, as recorded on one machine. Move the slider, and watch the three curves and
 # which layers are gone:
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 from lecture_util.classroom.widgets import layers_kept
 
-layers_kept()
+layers_kept(kept=22)
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## 6. Repair: the original teaches what is left
@@ -876,7 +880,7 @@ raised = {name: next_words(subject, missing, 2000)[" raised"] for name, subject 
 assert raised["cut"] < 0.5 * raised["repaired"]
 assert on_gpu or paris["repaired"] < 0.7 * paris["cut"] < paris["whole"]
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # Exceptions are raised again. But Paris, which the cut had hardly touched, has suffered from the *repair*. A
 # student is repaired for the text that it is repaired on, and a score on the same kind of text does not
 # show the rest. So repair on text as broad as what the model is for, and score on something else,

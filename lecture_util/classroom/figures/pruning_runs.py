@@ -55,7 +55,7 @@ def _layers_alt(run: dict) -> str:
 @recorded_figure(
     "pruning",
     [*(f"layers/{kept}" for kept in range(30, 17, -1)),
-     *(f"layers repaired/{kept}" for kept in (28, 26, 24, 20, 18))],
+     *(f"layers repaired/{kept}" for kept in (26, 22))],
     alt=_layers_alt,
     name="layers-kept",
     title="Fewer layers decode faster and predict worse; repair wins much back",
