@@ -11,6 +11,7 @@ stretches less. Speeds are ratios of rounds that alternate with the whole model.
 """
 
 import argparse
+import copy
 import json
 import platform
 import statistics
@@ -243,6 +244,9 @@ def chosen(bench: Bench, gone: list[int]) -> dict:
 def recovery(bench: Bench) -> None:
     gone = bench.order()[:DROP]
     bench.once("recovery", "whole", lambda: {"perplexity": bench.score(bench.teacher)})
+    # What the text alone teaches, with nothing to repair: the study text is of the held-out kind.
+    bench.once("recovery", "whole, cross-entropy of the text",
+               lambda: bench.repair(copy.deepcopy(bench.teacher), SHORT, text=1.0))  # fmt: skip
     student = drop_layers(bench.teacher, gone)
     bench.once("recovery", f"{DROP} dropped",
                lambda: {"dropped": sorted(gone)} | bench.repair(student, LONG, CURVE))  # fmt: skip

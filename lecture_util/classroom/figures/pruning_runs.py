@@ -81,12 +81,15 @@ def layers_kept() -> Figure:
         last = min(entries)
         beside(left, last, entries[last][key], f"{label}\n{number(entries[last][key])}", color,
                size=15)  # fmt: skip
-    for key, color, how, label in (("predicted_times_as_fast", PREDICTED, "--", "predicted\n{}"),
-                                   ("times_as_fast", MEASURED, "o", "measured\n{}")):  # fmt: skip
+    for key, color, how, label, lift in (
+        ("predicted_times_as_fast", PREDICTED, "--", "predicted\n{}", -18),
+        ("times_as_fast", MEASURED, "o", "measured\n{}", 8),
+    ):
         speeds = [entry[key] for entry in rows.values()]
         right.plot(list(rows), speeds, how, color=color)
         last = rows[least][key]
-        beside(right, least, last, label.format(f"{last:.2f}×"), color, size=15)
+        beside(right, least, last, label.format(f"{last:.2f}×"), color, size=15,
+               xytext=(8, lift))  # fmt: skip
     for ax in (left, right):
         ax.set(xlim=(most + 0.5, least - 0.5), xlabel="layers kept")
         ax.set_xticks(range(most, least - 1, -2))
