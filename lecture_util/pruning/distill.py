@@ -1,7 +1,8 @@
 """Repair a pruned model: the model it was cut from shows it, token by token, what to predict.
 
-A text names one next token. The teacher names a probability for every token in the vocabulary, and
-at each position of the text: far more to learn from, which is why a repair needs few tokens.
+A text names one next token. The teacher names a probability for every token in the vocabulary, at
+each position: what very many texts by the teacher would say. A text by others says something else,
+its own domain, which `text=` mixes in.
 """
 
 from __future__ import annotations

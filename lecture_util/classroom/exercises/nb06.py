@@ -21,8 +21,8 @@ def _watched(answer):
         for now, was in zip(args, before, strict=True):
             if isinstance(now, torch.Tensor) and not torch.equal(now, was):
                 raise Wrong(
-                    "a tensor that was passed in has changed: make new ones, since the weights "
-                    "before rounding are still needed"
+                    "a tensor that was passed in has changed: make new ones, since what you were "
+                    "given is still needed"
                 )
         return got
 
@@ -93,6 +93,10 @@ def _(answer, c):
             ),
         },
     )  # fmt: skip
+    c.expect(
+        math.copysign(1.0, c.call(answer, 0x80)) == -1,
+        "the code 0x80 is -0.0, you return 0.0: a zero has a sign as well",
+    )
 
 
 def _groups(w_FD, bits, size, *, largest=None, round_=torch.round, top=None, dead=1.0):
@@ -139,6 +143,11 @@ def _(answer, c):
         got = c.call(answer, *given)
         c.expect_type(got, (tuple, list), "what it returns")
         c.expect(len(got) == 2, f"it returns {len(got)} values, expected codes and scales")
+        c.expect_type(got[0], torch.Tensor, "codes_FD")
+        c.expect(
+            got[0].dtype == torch.int8,
+            f"codes_FD, the first of the two, has dtype {got[0].dtype}, expected torch.int8",
+        )
         c.expect_type(got[1], torch.Tensor, "scale_FJ")
         c.expect(
             got[1].isfinite().all() and (got[1] != 0).all(),
@@ -171,19 +180,31 @@ def _(answer, c):
     )
 
 
+def _wrapped(codes, w_codes):
+    """The product, if sums are kept in int8."""
+    return (codes @ w_codes + 128) % 256 - 128
+
+
 def _product(x_TD, codes_FD, absmax_F, w_FD, threshold, *, split=True, over=None, by="column",
-             scaled=127**2, apart=True, from_codes=False, one=False):  # fmt: skip
+             scaled=127**2, apart=True, from_codes=False, one=False, round_=torch.round,
+             times=torch.matmul, fresh=False):  # fmt: skip
     """LLM.int8(), in exact integers; keywords are ways to get it wrong."""
+    if fresh:
+        absmax_F = w_FD.abs().amax(1)
+        codes_FD = (w_FD / absmax_F[:, None] * 127).round()
     large_TD = x_TD.abs() > threshold if over == "more" else x_TD.abs() >= threshold
+    large_TD = x_TD >= threshold if over == "signed" else large_TD
+    elements_TD = x_TD.masked_fill(large_TD, 0)
     if not split:
         large_TD = torch.zeros_like(large_TD)
     if by == "column":
         large_TD = large_TD.any(0, keepdim=True).expand_as(large_TD)
     inside_TD = x_TD.masked_fill(large_TD, 0)
-    absmax_T1 = (x_TD if over == "all" else inside_TD).abs().amax(1, keepdim=True)
+    counted_TD = {"all": x_TD, "elements": elements_TD}.get(over, inside_TD)
+    absmax_T1 = counted_TD.abs().amax(1, keepdim=True)
     absmax_T1 = absmax_T1.amax().expand_as(absmax_T1) if one else absmax_T1
-    x_codes = (inside_TD / absmax_T1.clamp(min=1e-30) * 127).round()
-    out_TF = (x_codes.double() @ codes_FD.double().T) * absmax_T1 * absmax_F / scaled
+    x_codes = round_(inside_TD / absmax_T1.clamp(min=1e-30) * 127)
+    out_TF = times(x_codes.double(), codes_FD.double().T) * absmax_T1 * absmax_F / scaled
     if apart:
         w_FD = codes_FD * absmax_F[:, None] / 127 if from_codes else w_FD
         out_TF = out_TF + x_TD.masked_fill(~large_TD, 0).double() @ w_FD.double().T
@@ -216,10 +237,13 @@ def _(answer, c):
             x_TD[c.int(0, T - 1), column] = (-1) ** i * c.float(20, 60)
         if columns:  # one that just reaches it, the only one of its column
             x_TD[:, columns[0]] *= 0.01
-            x_TD[c.int(0, T - 1), columns[0]] = -threshold
+            at = c.int(0, T - 1)
+            x_TD[at, columns[0]] = -threshold
+            if T > 1:  # and one below it, the largest of its row that is no outlier itself
+                x_TD[(at + 1) % T, columns[0]] = 0.8 * threshold
         if T == 6:
             x_TD[2] = 0
-        absmax_F = w_FD.abs().amax(1)
+        absmax_F = c.float(1.05, 1.3) * w_FD.abs().amax(1)  # not the best: they are to be used
         codes_FD = (w_FD / absmax_F[:, None] * 127).round().to(torch.int8)
         cases.append((x_TD, codes_FD, absmax_F, w_FD, threshold))
     answer = _watched(answer)
@@ -242,6 +266,17 @@ def _(answer, c):
             ),
             "the rows' scales still come from all of x: leave the outlier columns out first, or "
             "they stretch every scale as before": lambda *a: _product(*a, over="all"),
+            "the rows' scales leave out large elements only, as bitsandbytes does: here the whole "
+            "columns set apart do not count": lambda *a: _product(*a, over="elements"),
+            "the most negative outliers were missed: it is the magnitude that reaches the "
+            "threshold": lambda *a: _product(*a, over="signed"),
+            "x was not rounded: its codes are whole numbers, too": lambda *a: _product(
+                *a, round_=lambda codes: codes
+            ),
+            "the sums wrapped around: int8 holds 127 and one product can be 16,129, so convert the "
+            "codes first": lambda *a: _product(*a, times=_wrapped),
+            "you quantized w_FD yourself: its codes and their scales were made beforehand, use "
+            "these": lambda *a: _product(*a, fresh=True),
             "only the large elements were taken out: their whole columns go, so that what is left "
             "is one int8 matrix and one narrow float one": lambda *a: _product(*a, by="element"),
             "the outlier columns are left out and never come back": lambda *a: _product(
@@ -315,6 +350,8 @@ def _(answer, c):
                 -(-F * D // 2) + -(-F * D // block) + 4 * -(-F * D // group) + 4
             ),
             "those are bits: 8 of them are a byte": lambda *a: 8 * _nf4_bytes(*a),
+            "those are bits, 8 to a byte; and whole codes, blocks and groups, rounded "
+            "up": lambda *a: 8 * _nf4_bytes(*a, up=lambda n, d: n / d),
         },
     )  # fmt: skip
 
@@ -365,6 +402,11 @@ def _(answer, c):
             ),
             "the other way round: AWQ enlarges the weights that are rounded, down's columns, and "
             "shrinks what they meet": lambda *a: _folded(*a, power=1, columns=-1),
+            "up and down are both divided: down's columns take the factor s": lambda *a: _folded(
+                *a, columns=-1
+            ),
+            "that is the layer as it was: down's columns times s, please, and something before "
+            "them divided by it": lambda *a: _folded(*a, up=False, columns=0),
             "nothing is divided: down's columns are s times as large, and so is its output": (
                 lambda *a: _folded(*a, up=False)
             ),
@@ -413,8 +455,13 @@ def _(answer, c):
             "embedding, head and norms stay in 16 bits": lambda n, other, bits, cache: _faster(
                 n + other, 0, bits, cache
             ),
-            "they are read in either step, like the cache": lambda n, other, bits, cache: _faster(
-                n, 0, bits, cache
+            "embedding, head and norms (`other`) are read in either step, like the "
+            "cache": lambda n, other, bits, cache: _faster(n, 0, bits, cache),
+            "the cache does not shrink along: it stays as it is": lambda n, other, bits, cache: (
+                (2 * (n + other) + cache) / (n * bits / 8 + 2 * other + cache * bits / 16)
+            ),
+            "`bits` are bits, the rest bytes: 8 bits are a byte": lambda n, other, bits, cache: (
+                (2 * (n + other) + cache) / (n * bits + 2 * other + cache)
             ),
             "that is the share of time that is left: how many times as fast is its "
             "inverse": lambda *a: 1 / _faster(*a),

@@ -1,6 +1,8 @@
 """Checks of notebook 07: pruning and distillation."""
 
 import copy
+import functools
+import itertools
 import math
 
 import torch
@@ -94,8 +96,34 @@ def _(answer, c):
             "the cache holds the keys and values of K heads, not of N": _narrow_as(
                 a_token=lambda s, layers, F: 4 * layers * s.N * s.H
             ),
-            "only keys or only values were counted: both are kept": _narrow_as(
+            "half of each cache: only keys or only values, or numbers instead of bytes; both are "
+            "kept, and 16 bits are 2 bytes": _narrow_as(
                 a_token=lambda s, layers, F: 2 * layers * s.K * s.H
+            ),
+            "twice each cache: 16 bits are 2 bytes a number, and fp32's 4": _narrow_as(
+                a_token=lambda s, layers, F: 8 * layers * s.K * s.H
+            ),
+            "the first number is how many neurons go, in each layer: return the F that is "
+            "left": lambda s, n: (s.F - _narrow(s, n)[0], *_narrow(s, n)[1:]),
+            "the two caches are swapped: the shallow student's comes first": lambda s, n: (
+                _narrow(s, n)[0],
+                *_narrow(s, n)[:0:-1],
+            ),
+            "the layer is right, but a neuron is 3*D: a row of gate, a row of up, a column of "
+            "down": lambda s, n: (
+                s.F - (s.F - _narrow(s, n)[0]) * 3 / 2,
+                *_narrow(s, n)[1:],
+            ),
+            "one norm was counted, and a layer has two, D each": _narrow_as(
+                lambda s: attention(s) + 3 * s.D * s.F + s.D
+            ),
+            "F is rounded: return what the algebra says": lambda s, n: (
+                round(_narrow(s, n)[0]),
+                *_narrow(s, n)[1:],
+            ),
+            "F is cut to an integer: return what the algebra says": lambda s, n: (
+                int(_narrow(s, n)[0]),
+                *_narrow(s, n)[1:],
             ),
             "the cache does not know F: a narrower MLP caches as much": _narrow_as(
                 a_token=lambda s, layers, F: 4 * layers * s.K * s.H * F / s.F
@@ -159,6 +187,14 @@ def _(answer, c):
             "its output": lambda x, y: 1 - _cosine(x, y - x).mean(),
             "that measures how long the change is: a layer that only makes the stream longer must "
             "score 0": lambda x, y: ((y - x).norm(dim=-1) / x.norm(dim=-1)).mean(),
+            "dot products and lengths were each summed over the tokens before dividing: the first "
+            "token, far longer than the others, decides alone": lambda x, y: (
+                1 - (x * y).sum() / (x.norm(dim=-1) * y.norm(dim=-1)).sum()
+            ),
+            "the dot product is a mean over D, and the lengths are sums: take a sum over "
+            "D": lambda x, y: 1 - _cosine(x, y).mean() / x.shape[-1],
+            "that is a number for each token, of shape (B, T): take the mean over "
+            "them": lambda x, y: 1 - _cosine(x, y),
             "the cosines were added up: the score would grow with the text, so take the "
             "mean": lambda x, y: (1 - _cosine(x, y)).sum(),
             "the lengths are not divided out: that is a dot product, not a cosine": lambda x, y: (
@@ -222,6 +258,13 @@ def _(answer, c):
                 torch.cat((g[[d.shape[1] + f for f in keep]], g[keep])),
                 d[:, keep],
             ),
+            "up's rows are off by one: gate's are 0 to F - 1, so up's first "
+            "is F": lambda g, d, keep: (
+                g[keep + [d.shape[1] + f - 1 for f in keep]],
+                d[:, keep],
+            ),
+            "gate's rows are there twice: the second half must be up's, F rows further "
+            "down": lambda g, d, keep: (g[keep + keep], d[:, keep]),
             "those are the neurons that should go": lambda g, d, keep: _cut_mlp(
                 g, d, _others(d, keep)
             ),
@@ -236,6 +279,21 @@ def _(answer, c):
         },
     )  # fmt: skip
     _untouched(c, answer, cases[2])
+
+
+def _all_queries(qkv_MD, out_DX, K, G, keep):
+    """k and v cut, q and out as they were."""
+    H = len(qkv_MD) // (K * G + 2 * K)
+    q, k, v = qkv_MD.split([K * G * H, K * H, K * H])
+    rows = [i * H + h for i in keep for h in range(H)]
+    return torch.cat((q, k[rows], v[rows])), out_DX
+
+
+def _keys_as_values(qkv_MD, out_DX, K, G, keep):
+    qkv, out = _cut_groups(qkv_MD, out_DX, K, G, keep)
+    H = len(qkv_MD) // (K * G + 2 * K)
+    n = len(keep) * H
+    return torch.cat((qkv[: -2 * n], qkv[-2 * n : -n], qkv[-2 * n : -n])), out
 
 
 def _cut_groups(qkv_MD, out_DX, K, G, keep, *, reads=None, out_reads=None, values=True):
@@ -284,6 +342,11 @@ def _(answer, c):
             "stay": lambda *a: _cut_groups(*a, reads=lambda n: n % a[3]),
             "q's rows are right, but out's columns belong to other heads: both must follow the "
             "same list": lambda *a: _cut_groups(*a, out_reads=lambda n: n % a[2]),
+            "only the query heads whose own number is in keep are left: each KV head takes along "
+            "the G that read it": lambda *a: _cut_groups(*a, reads=lambda n: n),
+            "all query heads are kept: those whose KV head is gone would have nothing to "
+            "read": _all_queries,
+            "v's rows are k's: v's heads come after all K of k": _keys_as_values,
             "out still reads every head": lambda *a: (_cut_groups(*a)[0], a[1]),
             "of v the first heads are left, whatever `keep` says: k and v go "
             "together": lambda *a: _cut_groups(*a, values=False),
@@ -320,6 +383,39 @@ def _kl_div_of_logs(student, teacher, T):
     """kl_div with a target that is already a log, and log_target left False."""
     log_q, log_p = ((x / T).log_softmax(-1).flatten(0, -2) for x in (student, teacher))
     return torch.nn.functional.kl_div(log_q, log_p, reduction="batchmean") * T**2
+
+
+def _with_mistakes(student, teacher, T, *, log, leads, over, power):
+    """kl_div as it might be called: `log` of its first argument or not, and which one leads."""
+    q, p = ((x / T).softmax(-1).flatten(0, -2) for x in (student, teacher))
+    q, p = (p, q) if leads == "student" else (q, p)
+    return (p * (p.log() - (q.log() if log else q))).sum() / over(student) * T**power
+
+
+MISTAKES = {
+    "log": {"": True, "the first argument went in without a logarithm": False},
+    "leads": {"": "teacher", "the student leads instead of the teacher": "student"},
+    "over": {
+        "": lambda x: x[..., 0].numel(),
+        "the mean is over the vocabulary too, not over positions alone": lambda x: x.numel(),
+        "the mean is over the first axis alone, not over all positions": lambda x: x.shape[0],
+        "the sum over positions should be a mean": lambda x: 1,
+    },
+    "power": {"": 2, "T**2 is missing": 0},
+}
+
+
+def _mixtures():
+    """Two mistakes or more at once, each with a message that names all that are left."""
+    found = {}
+    for choice in itertools.product(*(kinds.items() for kinds in MISTAKES.values())):
+        left = [message for message, _ in choice if message]
+        if len(left) >= 2:
+            made = dict(zip(MISTAKES, (value for _, value in choice), strict=True))
+            found[f"{len(left)} things are still wrong: {'; '.join(left)}"] = functools.partial(
+                _with_mistakes, **made
+            )
+    return found
 
 
 @exercise(
@@ -376,8 +472,10 @@ def _(answer, c):
             ),
             "that is the cross-entropy of p and q: it is KL plus the teacher's own entropy, so it "
             "is not 0 for a perfect student": _cross_entropy,
+            **_mixtures(),
         },
     )  # fmt: skip
+    _untouched(c, answer, cases[1])
     student, teacher, T = cases[1]
     student.requires_grad_(True)
     loss = c.call(lambda: answer(student, teacher, T))
@@ -396,6 +494,13 @@ def _left(L, rounds):
     for gone in rounds:
         layers = [layer for i, layer in enumerate(layers) if i not in gone]
     return layers
+
+
+def _shifted(L, rounds):
+    gone = []
+    for indices in rounds:
+        gone += [i + len(gone) for i in indices]
+    return [i for i in range(L) if i not in gone]
 
 
 def _one_by_one(L, rounds):
@@ -443,6 +548,8 @@ def _(answer, c):
             ],
             "that is how they are counted in the student: say which of the teacher's layers they "
             "are": lambda L, rounds: list(range(len(_left(L, rounds)))),
+            "later rounds were only shifted by how many layers are gone: an index moves by the "
+            "layers gone *before* it": lambda L, rounds: _shifted(L, rounds),
             "only the first round was carried out": lambda L, rounds: _left(L, rounds[:1]),
         },
     )

@@ -110,6 +110,7 @@ RECIPES = {
     "two rounds of 4": "KL, dropping 4 and 4",
     "fresh weights, KL": "KL, from fresh weights",
 }
+CONTROL = "whole, cross-entropy of the text"  # nothing to repair: what the text alone teaches
 
 
 def _recovery_alt(run: dict) -> str:
@@ -122,13 +123,19 @@ def _recovery_alt(run: dict) -> str:
         f"Left, perplexity of 22 of 30 layers against steps of distillation: {curve['before']:.1f} "
         f"as cut, {curve['perplexity'][middle]:.1f} after {curve['at'][middle]}, "
         f"{curve['after']:.1f} after {curve['at'][-1]}; the whole model has {teacher:.1f}. Right, "
-        f"after one shorter budget each: {recipes}."
+        f"after one shorter budget each: {recipes}; the whole model, trained on the text alike, "
+        f"{number(run['recovery'][CONTROL]['after'])}."
     )
 
 
 @recorded_figure(
     "pruning",
-    ["recovery/whole", "recovery/8 dropped", *(f"recipes/{name}" for name in RECIPES)],
+    [
+        "recovery/whole",
+        "recovery/8 dropped",
+        f"recovery/{CONTROL}",
+        *(f"recipes/{name}" for name in RECIPES),
+    ],
     alt=_recovery_alt,
     name="recovery-curve",
     title="A few steps of distillation win most of the quality back",
@@ -151,7 +158,9 @@ def recovery_curve() -> Figure:
     left.set(yscale="log", xlabel="steps", ylabel="perplexity")
     left.set_ylim(teacher / 1.15, 1.15 * curve["before"])
     plain_log_ticks(left.yaxis)
-    after = {name: run["recipes"][name]["after"] for name in RECIPES}
+    after = {name: run["recipes"][name]["after"] for name in RECIPES} | {
+        CONTROL: run["recovery"][CONTROL]["after"]
+    }
     near = [value for name, value in after.items() if not name.startswith("fresh")]
     edge = max(near) + 0.35 * (max(near) - min(near))
     for y, value in enumerate(after.values()):
@@ -159,10 +168,10 @@ def recovery_curve() -> Figure:
             beside(right, edge, y, f"{number(value)} →", MEASURED, size=15, xytext=(0, 0),
                    ha="right", weight="bold")  # fmt: skip
             continue
-        right.plot(value, y, "o", color=MEASURED, ms=12)
+        right.plot(value, y, "o", color=INK if y == len(RECIPES) else MEASURED, ms=12)
         beside(right, value, y, f"{value:.1f}", size=14, xytext=(11, 0))
-    right.set_yticks(range(len(RECIPES)), RECIPES.values(), size=13)
-    right.set(ylim=(len(RECIPES) - 0.4, -0.6), xlabel="perplexity (axis cut)")
+    right.set_yticks(range(len(after)), [*RECIPES.values(), "whole model, text only"], size=13)
+    right.set(ylim=(len(after) - 0.4, -0.6), xlabel="perplexity (axis cut)")
     right.set_xlim(min(near) - 0.1 * (max(near) - min(near)), edge)
     right.grid(axis="y", visible=False)
     right.tick_params(axis="y", length=0)
@@ -215,27 +224,30 @@ def what_to_cut() -> Figure:
     for y, name in enumerate(ORDERS):
         value = run["orders"][name]["perplexity"]
         left.plot(value, y, "o", color=MEASURED, ms=13)
-        beside(left, value, y, number(value), size=15, xytext=(12, 0))
+        shown = number(value) if value < 1e6 else f"{value / 1e6:.0f} million"
+        far = dict(xytext=(-12, 0), ha="right") if value > 1e6 else dict(xytext=(12, 0))
+        beside(left, value, y, shown, size=15, **far)
     _rows(left, list(ORDERS.values()))
     left.set_title("which 8 layers, as cut", size=15)
     for y, name in enumerate(WIDTHS):
         entry = run["width"][name]
         right.plot([entry["after"], entry["before"]], [y, y], color=tint(MUTED, 0.5), lw=3)
-        for key, color in (("before", MEASURED), ("after", GUESS)):
+        for key, color, lift in (("before", MEASURED, 17), ("after", GUESS, -18)):
             right.plot(entry[key], y, "o", color=color, ms=13)
             beside(right, entry[key], y, number(entry[key]), color, size=15,
-                   xytext=(0, 17), ha="center")  # fmt: skip
+                   xytext=(0, lift), ha="center")  # fmt: skip
     _rows(right, [f"{label}\n{run['width'][name]['times_as_fast']:.2f}× as fast"
                   for name, label in WIDTHS.items()])  # fmt: skip
-    right.set_title("as many parameters less", size=15)
+    right.set_title("as many weights less", size=15)
     for ax, entries in ((left, run["orders"]), (right, run["width"])):
         values = [entry[key] for entry in entries.values()
                   for key in ("perplexity", "before", "after")
                   if isinstance(entry.get(key), float | int)]  # fmt: skip
-        ax.set(xscale="log", xlim=(min(values) / 1.4, max(values) * 2.5), xlabel="perplexity")
+        room = (max(values) / min(values)) ** 0.12
+        ax.set(xscale="log", xlim=(min(values) / room, max(values) * room), xlabel="perplexity")
         plain_log_ticks(ax.xaxis)
-    options = run["width"]["layers"]["options"]
-    caption(fig, shapes=f"right: as cut, and after {options['steps']} steps of distillation",
+    steps = run["width"]["layers"]["options"]["steps"]
+    caption(fig, shapes=f"right: as cut (orange), after {steps} steps of distillation (green)",
             source=_where(run))  # fmt: skip
     return fig
 
