@@ -365,8 +365,10 @@ def most_is_won_back(run: dict) -> bool:
 
 def choices_differ(run: dict) -> bool:
     orders = [entry["perplexity"] for entry in run["orders"].values()]
-    widths = [entry["after"] for entry in run["width"].values()]
-    return max(orders) > 2 * min(orders) and max(widths) > 1.5 * min(widths)
+    cut, mended = ([w[key] for w in run["width"].values()] for key in ("before", "after"))
+    ranks = [sorted(range(len(cut)), key=each.__getitem__) for each in (cut, mended)]
+    apart = max(mended) > 1.25 * min(mended) and ranks[0] == ranks[1]
+    return max(orders) > 2 * min(orders) and max(cut) > 2 * min(cut) and apart
 
 
 @pytest.mark.parametrize(
