@@ -124,7 +124,7 @@ for name in ("e4m3", "e5m2"):
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # > **Erratum.** "fp8 e4m3 on an H100 spans [-240, 240]." That is what IEEE's rule would leave, and what
 # > the variant *fnuz* of other chips has (bias 8, no negative zero). NVIDIA's e4m3, torch's
-# > `float8_e4m3fn`, reaches ±448.
+# > `float8_e4m3fn`, reaches ±448. (Stanford CS336, spring 2025, lecture 10.)
 
 # %%
 assert FORMATS["e4m3"].max == 448 == torch.finfo(torch.float8_e4m3fn).max
@@ -160,7 +160,7 @@ step(decode, 0b00111101, "e4m3")
 # *12 minutes · sign, exponent, mantissa, and the codes that are different*
 #
 # Write the decoder for e4m3 yourself, in plain Python: a code from 0 to 255 in, a float out. Bias 7, three
-# bits of mantissa, subnormals at exponent 0; only exponent 15 with mantissa 7 is NaN.
+# bits of mantissa, subnormals at exponent 0; only exponent 15 with mantissa 7 is NaN; 0x80 is -0.0.
 
 
 # %% slideshow={"slide_type": "skip"}
@@ -193,8 +193,8 @@ hint("6.1")
 # *scale*: what a step of 1 is worth.
 #
 # - **absmax**: the largest magnitude becomes the largest code. Zero is code 0.
-# - **zero point**: the codes stretch from the smallest value to the largest, and one of them, a whole
-#   number, is said to mean zero.
+# - **zero point**: the codes stretch from the smallest value to the largest (and to 0, should all lie on one
+#   side of it), and one of them, a whole number, is said to mean zero.
 #
 # Eight numbers that lean to one side, in four bits so that we can see the steps:
 
@@ -223,8 +223,8 @@ for symmetric, mine, back in [
     print(f"off by at most {worst:.3f}, which is {worst / float(made.scale):.2f} of a step")
 
 # %% [markdown]
-# (1.6 is 3.5 steps and -0.4 is -1.5: as wrong as can be. Which way such a tie falls hangs on the last bit of
-# the scale.)
+# (1.6 is 3.5 of absmax's steps and -0.4 is -1.5 of the other's: as wrong as can be. Which way such a tie
+# falls hangs on the last bit of the scale.)
 #
 # No number is off by more than half a step. So everything that makes the step smaller helps: more bits, no
 # codes spent where there is nothing, and *fewer numbers under one scale*.
@@ -284,7 +284,9 @@ for group in (32, 48, 64):
 # A 4-bit format with blocks of exactly 32 and a real-valued minimum would find those 16 values again, lose
 # nothing, and look like a miracle. Groups of 48 straddle the blocks, and our zero points are whole numbers,
 # so nobody gets the grid back. It also means that "unquantized" below is a model that already paid for four
-# bits once: all methods start from it, so their *order* is fair.
+# bits once. All methods start from it, and section 5 will show that they keep on it the ratios that they have
+# on normal numbers. (Groups of 64, two whole blocks, occur below too: with 32 values for 16 codes they
+# get no grid back either.)
 
 # %% [markdown] slideshow={"slide_type": "fragment"}
 # Try it: bits, what shares a scale, the grid; and make the largest weight larger.
@@ -378,7 +380,7 @@ print("above 100: in windows", sorted(set(window)), "positions", sorted(set(posi
       "columns", sorted(set(column)))  # fmt: skip
 
 # %% [markdown]
-# Always at the first token, whatever it is, in the same two columns of 1,536. Other models have such
+# Always at a window's first token, in the same two columns of 1,536. Other models have such
 # *massive activations* too (Sun et al. 2024, arXiv:2402.17762). They matter for what comes: one scale for
 # the whole tensor would be made by these two columns alone.
 
@@ -399,7 +401,7 @@ plt.show()
 # $$y_{tf} \approx \frac{a_t\, b_f}{127^2} \sum_d \hat x_{td}\, \hat w_{fd}, \qquad
 # a_t = \max_d |x_{td}|,\; b_f = \max_d |w_{fd}| .$$
 #
-# (int32, since a single product can be 16,129, and the sum of 4,096 of them is past the end of fp16.) Now
+# (int32, since a single product can be 16,129: three are past the end of int16, five past that of fp16.) Now
 # look at a row with one large number:
 
 # %%
@@ -417,15 +419,16 @@ for name, x in [("with 24", row), ("without", torch.where(row.abs() >= 6, 0, row
 # ![A 3 by 5 matrix of inputs times a 5 by 2 matrix of weights. The third column holds 24 and -32, beyond the threshold 6: it goes with its row of weights to a product in fp16. The other columns become int8 codes with one scale a row, the weights one a column; their int32 product times both scales is added. Largest error 0.005, against 0.120 with all in int8.](../images/outlier-columns.svg)
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
-# By hand, on small tensors, then the library's:
+# The picture's numbers by hand, then the library's. (The picture draws $W^\top$, inputs down: the column of
+# $W$ that is set apart is a row there.)
 
 # %%
 from lecture_util.quantization.llm_int8 import llm_int8, quantize_rows
 
-x_TD = torch.tensor([[0.4, -1.1, 24, 0.7, 0.2],
-                     [1.3, 0.1, -32, -0.5, 0.9],
-                     [-0.6, 0.8, 0.2, 0.3, -0.7]])  # fmt: skip
-w_FD = torch.tensor([[0.3, -0.2, 0.1, 0.5, -0.4], [-0.1, 0.6, 0.2, -0.3, 0.25]])
+x_TD = torch.tensor([[0.4, -0.9, 24, 0.2, -0.5],
+                     [-0.3, 0.6, -32, 0.8, 0.1],
+                     [0.7, 0.2, 0.5, -0.4, 0.9]])  # fmt: skip
+w_FD = torch.tensor([[0.3, -0.5, 0.25, 0.8, -0.1], [-0.6, 0.4, 0.75, 0.1, 0.5]])
 w_codes, w_absmax = quantize_rows(w_FD)
 
 apart_D = (x_TD.abs() >= 6).any(0)
@@ -502,6 +505,11 @@ quantization_explorer(activations=x_TD.cpu(), bits=8, threshold=6)
 # (Dettmers et al. 2022, arXiv:2208.07339, Table 1.)
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
+# **Read.** The rise to the right is what outliers do. The one at 125M is another story, of that one small
+# model: ours is of the same size, and section 7 will show that it loses 3% with a scale a row. How a model was
+# trained can matter more than its size.
+
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ![Left, seven scores of BLOOM-176B, int8 minus bf16 in standard errors: between -0.7 and +1.4, six of seven within one. Right, ms a token at batch 1: on A100-80, bf16 on 8 takes 239, int8 on 4 takes 282, 18% more; on A100-40, bf16 on 14 takes 285, int8 on 5 takes 367, 29% more.](../images/llm-int8-bloom.svg)
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
@@ -551,13 +559,15 @@ check("6.3", int8_product)
 #
 # Sixteen levels for a whole group: where should they lie? Evenly, as so far, spends most of them on the
 # rare large weights. Trained weights of a row look much like a bell curve. So put the levels at its
-# *quantiles*, so that each is used about equally often: 8 above zero, 7 below, and one at zero exactly, as
-# padding and pruned weights must stay zero.
+# *quantiles*: 8 above zero, 7 below, and one at zero exactly, as padding and pruned weights must stay zero.
+# If a block's largest weight always lay at the outermost quantile, 1.85 standard deviations, each level would
+# be used about equally often. (It does not; we shall count.)
 
 # %%
 from lecture_util.quantization.nf4 import NF4_LEVELS, dequantize_nf4, quantize_nf4
 
-outermost = (1 - 1 / 32 + 1 - 1 / 30) / 2  # a probability, since the last quantile, 1, is infinite
+# The quantile of 1 is infinite. Half a step before it, of 16 above zero or of 15 below: the mean.
+outermost = (1 - 1 / 32 + 1 - 1 / 30) / 2
 
 
 def quantiles(count):
@@ -580,7 +590,7 @@ assert torch.allclose(levels.float(), NF4_LEVELS, atol=1e-6)
 # bitsandbytes puts the first into the *high* half. Eight weights, four bytes, one scale:
 
 # %%
-w = torch.tensor([0.5, -0.25, 0.0, 1.0, -1.0, 0.1, 0.7, -0.6])
+w = torch.tensor([1.0, -0.5, 0.0, 2.0, -2.0, 0.2, 1.4, -1.2])
 nearest = (w[:, None] / w.abs().max() - NF4_LEVELS).abs().argmin(-1)
 by_hand = (nearest[0::2] << 4 | nearest[1::2]).to(torch.uint8)
 packed, absmax = quantize_nf4(w, blocksize=8)
@@ -631,10 +641,38 @@ for kind in kinds:
     print(f"{kind:<8} {ours.packed.numel():>9,} bytes of codes and {len(state.absmax):>6,} scales: "
           f"equal; {ours.bits_per_weight:.4f} bits a weight")  # fmt: skip
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # Does the bell curve pay? QLoRA reports the mean perplexity of several models on Pile-CC: 34.34 with even
 # int4, 31.07 with a 4-bit float, 27.41 with NF4 and doubly quantized scales (arXiv:2305.14314, Table 2).
-# On ours we shall see a little of it in section 7: after Q4_1, 16 even values in every 32 are no bell curve.
+# What is it that NF4 wins against? Blocks of 64, on numbers that are normal and on our weights:
+
+# %%
+normal_FD = torch.randn(960, 576, generator=torch.Generator().manual_seed(0))
+used = {}
+print("                 absmax  zero point    NF4")
+for what, w_FD in [("normal numbers", normal_FD), ("qkv, block 14", weight_FD.cpu())]:
+    packed, absmax = quantize_nf4(w_FD)
+    nf4 = float((dequantize_nf4(packed, absmax, w_FD.shape) - w_FD).norm() / w_FD.norm())
+    even, zero_point = (quantize(w_FD, 4, 64, way).error(w_FD) for way in (True, False))
+    print(f"{what:<16} {even:6.1%} {zero_point:10.1%} {nf4:8.1%}")
+    assert nf4 < 0.9 * even and abs(nf4 / zero_point - 1) < 0.05
+    used[what] = torch.cat((packed >> 4, packed & 15)).flatten().int().bincount(minlength=16)
+
+# %% [markdown]
+# **Read.** Against absmax NF4 wins. A zero point, for its bits, wins as much: it has all 16 codes where absmax
+# has 15, and fits them to where the group lies. So section 7 will show little between the two.
+
+# %% [markdown] slideshow={"slide_type": "subslide"}
+# And is each level used about equally often? Shares of the 16 codes, in percent:
+
+# %% tags=["nbval-ignore-output"]
+for what, count_16 in used.items():
+    print(f"{what:<15}", *(f"{share:.0%}" for share in (count_16 / count_16.sum()).tolist()))
+    assert count_16.max() > 3 * count_16.min()
+
+# %% [markdown]
+# No: the outer ones are rarely used. The largest of 64 normal numbers mostly lies beyond 2 standard
+# deviations, so with it at ±1, all the others lie nearer to zero than the levels expect.
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # ### Exercise 6.4: bytes of a doubly quantized matrix
@@ -738,7 +776,7 @@ assert all(found[f"1% kept, by {by}"] > 0.9 * found["all rounded"] for by in ("r
 # ### Scale, don't keep
 #
 # Mixed matrices are slow. *Activation-aware weight quantization* (Lin et al. 2023, arXiv:2306.00978) gets
-# the same with everything rounded. Multiply an important column by $s > 1$ before rounding, and its
+# most of the same with everything rounded. Multiply an important column by $s > 1$ before rounding, and its
 # activation by $1/s$:
 #
 # $$\frac{x}{s}\cdot \mathrm{round}(s\,w) = \frac{x}{s}\,(s\,w + \delta) = x\,w + \frac{x\,\delta}{s},
@@ -849,13 +887,17 @@ assert all(cut < rounded for rounded, _, cut in table.values())
 #
 # The search over all 120 layers takes a minute or more, so it was done beforehand, and recorded:
 #
-# ![Two panels of bars, perplexity at three bits. Published for OPT-6.7B and measured for SmolLM2-135M: rounding everything costs much, keeping 1% of the channels by activation wins most of it back, keeping 1% by weight or at random wins little or nothing; scaling and rounding everything does as well or nearly.](../images/awq.svg)
+# ![Two panels of bars, perplexity at three bits. Published for OPT-6.7B and measured for SmolLM2-135M: rounding everything costs much, keeping 1% of the channels by activation wins most of it back, keeping 1% by weight or at random wins little or nothing; ours: scaling and rounding everything wins back less than half, with clipping nearly as much as keeping 1% by activation.](../images/awq.svg)
+
+# %% [markdown] slideshow={"slide_type": "subslide"}
+# **Read.** On our model scaling alone wins back 43% of what rounding to three bits lost; with the cut, 59%.
+# Keeping the 1% in full precision wins back 61%: so all rounded, and nearly the same.
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # > **Erratum.** "AWQ keeps 0.1 to 1% of the weights in high precision; fp16 to int3 makes memory 4 times
 # > smaller and speed 3.2 times as high." Keeping 1% was the experiment that led to AWQ. AWQ itself scales,
 # > and rounds *all* weights. From 16 to 3 bits is 5.3 times; 4 times is int4; and with their scales both
-# > are less. The speed, finally, is the paper's for its *4-bit* system; nothing ties it to int3.
+# > are less. The speed, finally, is the paper's for its *4-bit* system; nothing ties it to int3. (The same lecture.)
 
 # %%
 for bits_ in (4, 3):
@@ -865,7 +907,7 @@ for bits_ in (4, 3):
 assert f"{16 / 3:.1f}" == "5.3"
 
 # %% [markdown]
-# > **And a trap.** The picture usually shown has perplexities 43.2 → 13.0; the paper's Table 1 has 23.54 →
+# > **And a trap.** AWQ's own picture has perplexities 43.2 → 13.0, and the paper's Table 1 has 23.54 →
 # > 11.39, for the same model and format. They are two evaluations: unquantized, the model has 12.29 in one
 # > and 10.86 in the other. A perplexity means nothing without its baseline, so never mix tables.
 
@@ -942,14 +984,22 @@ assert 1.1 * whole < quality["NF4, doubled"] and 1.1 * whole < quality["rounded 
 # small model a good part of what it knows, with even levels or with a bell curve's. Larger models take it
 # better: Llama-2-7B goes from a perplexity of 5.47 to 5.73 when rounded to int4 in groups of 128, and to 5.60
 # with AWQ (arXiv:2306.00978, Table 4).
+#
+# (Groups of 48 with a zero point were 4.50 bits in section 3 and are 4.67 here: `Int4Linear` stores an offset
+# in 16 bits where section 3 stored a zero point in 8, because that is what its product reads.)
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # ### All of it
 #
 # `benchmarks/quantization.py` scores every method on 64 windows, and searches AWQ's scales on the whole
-# model. What it recorded comes with the course:
+# model. What it recorded comes with the course. Other windows have another baseline, so compare within a
+# table; MB count the embedding now.
+#
+# RTN is rounding to nearest, g48 groups of 48 (with a zero point), "rows" a scale for each row; W8A8 means
+# weights and activations both in 8 bits, and e4m3 is for weights alone. "Worst layer" is the largest relative
+# error of a layer's output among all 120, given what the unquantized model's layer reads.
 
-# %% tags=["nbval-ignore-output", "hide-input"]
+# %% tags=["nbval-ignore-output", "hide-input"] slideshow={"slide_type": "subslide"}
 from lecture_util.classroom.figures.small_caches import recorded
 
 try:
@@ -960,14 +1010,13 @@ except FileNotFoundError as missing:
 else:
     print(f"{record['date']}, {record['hardware']}; {record['held']['windows']} windows")
 speeds = record.get("speeds", {}).get("formats", {})
-if not speeds:
-    print("decode speeds: not recorded")
-print("method                           bits       MB  perplexity  worst layer  decode, x bf16")
+faster = "  decode, x bf16" if speeds else ""
+print(f"method                           bits       MB  perplexity  worst layer{faster}")
 for row in record["rows"]:
     worst = f"{row['worst_error']:.1%}" if "worst_error" in row else ""
     speed = speeds.get(row["format"], {}).get("bf16", {}).get("times_dense", "")
     print(f"{row['name']:<30} {row['bits_per_weight']:6.2f} {row['weight_bytes'] / 1e6:8.0f} "
-          f"{row['perplexity']:11.2f} {worst:>12} {speed:>15}")  # fmt: skip
+          f"{row['perplexity']:11.2f} {worst:>12} {speed:>15}".rstrip())  # fmt: skip
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # ![Perplexity against bits a weight for every method. Left, four bits and fewer: plain rounding at four bits, and far more at three, lies well above the unquantized model; arrows from rounding to AWQ lead more than half of the way back down at the same number of bits. Right, eight bits and more, all within a few percent of each other.](../images/bits-and-perplexity.svg)
@@ -994,8 +1043,8 @@ if {"NF4, double quantized", "RTN int4 g48"} <= scores.keys():
 # %% [markdown]
 # **Read.** The order is the one to remember: int8 ≈ unquantized < AWQ int4 < rounded int4 < AWQ int3 <
 # rounded int3. AWQ takes as many bits as rounding and wins back more than half of what that lost. NF4 with its
-# doubled scales is as good as rounded int4 in groups of 48, for half a bit less. And at eight bits even steps
-# suit weights better than those of e4m3: with a scale a row there is no wide range left to cover.
+# doubled scales is as good as rounded int4, for 0.37 bits less where both have groups of 64. And at eight
+# bits even steps suit weights better than those of e4m3: with a scale a row there is no wide range left to cover.
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # ### The real part
@@ -1046,9 +1095,12 @@ first = next(i for i, line in enumerate(lines) if "x_1ji = x_bji" in line)
 print("...\n" + "\n".join(line[16:] for line in lines[first : first + 3]))
 
 # %% [markdown]
-# The scale can wait: within a group $\sum x\,c\,\text{scale} = \text{scale} \sum x\,c$, one multiplication a
-# group instead of one a weight. A test holds the kernel against its definition in torch, on machines without
-# a GPU in Triton's interpreter. On a GPU, a decode step's product:
+# (`level` is the code as a float.) Scale and offset can wait, since within a group
+#
+# $$\sum x\,(c \cdot \text{scale} + \text{offset}) = \text{scale} \sum x\,c + \text{offset} \sum x :$$
+#
+# two multiplications a group instead of one a weight. A test holds the kernel against its definition in
+# torch, on machines without a GPU in Triton's interpreter. On a GPU, a decode step's product:
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 from lecture_util.kernels.int4_linear import int4_linear, int4_linear_triton, pack_int4
@@ -1223,7 +1275,7 @@ assert lost > 0.05 and nats["2 bits, trained for it"] < nats["2 bits, afterwards
 assert nats["4 bits, afterwards"] - nats["not rounded"] < 0.3 * lost
 
 # %% [markdown]
-# **Read.** Down to 4 bits there is nothing to win here; at 2 bits training for it wins back most of what
+# **Read.** Down to 3 bits there is next to nothing to win here; at 2 bits training for it wins back most of what
 # rounding lost. Why then is nearly everything quantized afterwards? Because QAT is *training*: the data, gradients
 # and optimizer states in full precision, and the bill that goes with them. PTQ takes minutes and a few
 # windows of text. It is training's turn only where rounding afterwards hurts.
@@ -1238,7 +1290,8 @@ assert nats["4 bits, afterwards"] - nats["not rounded"] < 0.3 * lost
 # - Activations break in single columns: set those apart, and the rest is int8 (LLM.int8()).
 # - Four bits: levels where the weights are (NF4), scales quantized too: 4.127 bits. Or even levels, with each
 #   column scaled by what it meets (AWQ): nothing is kept aside, all is rounded.
-# - Eight bits are free, four need a method, three hurt, and two have to be trained for.
+# - Eight bits are free for weights and nearly so for activations; four need a method, three hurt, and two
+#   have to be trained for.
 
 # %% tags=["nbval-ignore-output"]
 status("06")

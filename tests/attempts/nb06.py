@@ -46,13 +46,16 @@ def _groups_in_place(w_FD, bits, size):
 
 
 def _int8(columns=lambda x, t: (x.abs() >= t).any(0), scales=None, per=127**2, floats=None,
-          least=1e-9):  # fmt: skip
+          least=1e-9, snap=torch.round, anew=False):  # fmt: skip
     def answer(x_TD, codes_FD, absmax_F, w_FD, threshold):
         apart = columns(x_TD, threshold)
+        if anew:
+            absmax_F = w_FD.abs().amax(1)
+            codes_FD = torch.round(127 * w_FD / absmax_F[:, None])
         inside = torch.where(apart, 0.0, x_TD)
         absmax = (scales or (lambda x, inside: inside.abs().amax(1)))(x_TD, inside)
         absmax = absmax.clamp(min=least)
-        codes = torch.round(127 * inside / absmax[:, None])
+        codes = snap(127 * inside / absmax[:, None])
         out = codes @ codes_FD.float().T * absmax[:, None] * absmax_F / per
         if floats is not None:
             return out + floats(x_TD, codes_FD, absmax_F, w_FD, apart)
@@ -62,9 +65,21 @@ def _int8(columns=lambda x, t: (x.abs() >= t).any(0), scales=None, per=127**2, f
 
 
 def _int8_wraps(x_TD, codes_FD, absmax_F, w_FD, threshold):
-    absmax = x_TD.abs().amax(1).clamp(min=1e-9)
-    codes = torch.round(127 * x_TD / absmax[:, None]).to(torch.int8)
-    return (codes @ codes_FD.T) * absmax[:, None] * absmax_F / 127**2
+    apart = (x_TD.abs() >= threshold).any(0)
+    inside = torch.where(apart, 0.0, x_TD)
+    absmax = inside.abs().amax(1).clamp(min=1e-9)
+    codes = torch.round(127 * inside / absmax[:, None]).to(torch.int8)
+    whole = (codes @ codes_FD.T) * absmax[:, None] * absmax_F / 127**2
+    return whole + x_TD[:, apart] @ w_FD[:, apart].T
+
+
+def _int8_element_scales(x_TD, codes_FD, absmax_F, w_FD, threshold):
+    """bitsandbytes' scales: small elements of an outlier's column still count."""
+
+    def scales(x, inside):
+        return x.masked_fill(x.abs() >= threshold, 0).abs().amax(1)
+
+    return _int8(scales=scales)(x_TD, codes_FD, absmax_F, w_FD, threshold)
 
 
 def _int8_in_place(x_TD, codes_FD, absmax_F, w_FD, threshold):
@@ -111,6 +126,7 @@ ATTEMPTS = [
     ("6.1", "bias 8", _read(lambda m: m * 2.0**-10, bias=8), "fnuz"),
     ("6.1", "unsigned", lambda n: _read(_step_down)(n % 128), "the sign bit is not read"),
     ("6.1", "e5m2", lambda n: decode(n, "e5m2").item(), "that is e5m2"),
+    ("6.1", "no -0", lambda n: _read(_step_down)(n) + 0.0, "0x80 is -0.0"),
     ("6.1", "constant", lambda n: 448.0, "expected"),
     ("6.1", "the code itself", float, "expected"),
     (
@@ -131,6 +147,7 @@ ATTEMPTS = [
     ),
     ("6.2", "writes into w", _groups_in_place, "has changed"),
     ("6.2", "input back", lambda w, b, s: (w, torch.ones(len(w), w.shape[1] // s)), "dtype"),
+    ("6.2", "swapped", lambda *a: _quantize_groups()(*a)[::-1], "the first of the two"),
     ("6.2", "codes alone", lambda w, b, s: _quantize_groups()(w, b, s)[0], "expected tuple"),
     ("6.3", "none apart", _int8(lambda x, t: torch.zeros(x.shape[1]).bool()), "plain int8"),
     ("6.3", "more than", _int8(lambda x, t: (x.abs() > t).any(0)), ">="),
@@ -151,8 +168,13 @@ ATTEMPTS = [
     ("6.3", "127 once", _int8(per=127), "127 twice"),
     ("6.3", "codes as they are", _int8(per=1), "127^2"),
     ("6.3", "NaN", _int8(least=0.0), "gives NaN"),
-    ("6.3", "sums in int8", _int8_wraps, "expected"),
-    ("6.3", "writes into x", _int8_in_place, "has changed"),
+    ("6.3", "sums in int8", _int8_wraps, "wrapped around"),
+    ("6.3", "element scales", _int8_element_scales, "large elements only"),
+    ("6.3", "no abs", _int8(lambda x, t: (x >= t).any(0)), "it is the magnitude"),
+    ("6.3", "cut off", _int8(snap=torch.trunc), "expected"),
+    ("6.3", "not rounded", _int8(snap=lambda codes: codes), "was not rounded"),
+    ("6.3", "weights anew", _int8(anew=True), "you quantized w_FD yourself"),
+    ("6.3", "writes into x", _int8_in_place, "what you were given"),
     ("6.4", "no mean", _bytes(mean=0), "the mean of the scales"),
     (
         "6.4",
@@ -178,6 +200,12 @@ ATTEMPTS = [
     ),
     ("6.4", "groups of weights", _bytes(groups=lambda j, n, g: math.ceil(n / g)), "not of weights"),
     ("6.4", "bits", lambda *a: 8 * _bytes()(*a), "those are bits"),
+    (
+        "6.4",
+        "bits, not rounded up",
+        lambda F, D, b, g: F * D * (4 + 8 / b + 32 / (b * g)) + 32,
+        "those are bits, 8",
+    ),
     ("6.5", "as it was", _fold(gate=lambda w, s: w / s), "still both divided"),
     (
         "6.5",
@@ -200,7 +228,8 @@ ATTEMPTS = [
         "divided by the root",
     ),
     ("6.5", "writes into gate_up", _fold_in_place, "has changed"),
-    ("6.5", "input back", lambda a, b, s: (a, b), "expected"),
+    ("6.5", "input back", lambda a, b, s: (a, b), "as it was"),
+    ("6.5", "both shrink", _fold(down=lambda w, s: w / s), "both divided"),
     ("6.6", "16 over bits", lambda n, o, b, c: 16 / b, "16 over the bits"),
     (
         "6.6",
@@ -225,5 +254,18 @@ ATTEMPTS = [
         "bits and bytes",
         lambda n, o, b, c: (16 * (n + o) + c) / (n * b + 16 * o + c),
         "a byte is 8",
+    ),
+    ("6.6", "no other", lambda n, o, b, c: (2 * n + c) / (n * b / 8 + c), "(`other`) are read"),
+    (
+        "6.6",
+        "bits for bytes",
+        lambda n, o, b, c: (2 * (n + o) + c) / (n * b + 2 * o + c),
+        "8 bits are a byte",
+    ),
+    (
+        "6.6",
+        "cache shrinks",
+        lambda n, o, b, c: (2 * (n + o) + c) / (n * b / 8 + 2 * o + c * b / 16),
+        "does not shrink along",
     ),
 ]

@@ -1,5 +1,7 @@
 """Known-wrong answers to notebook 07 and the message each must get."""
 
+import math
+
 import torch
 import torch.nn.functional as nnf
 
@@ -22,9 +24,26 @@ def _caches_with_width(config, drop):
     return F_new, shallow, narrow * F_new / config.F
 
 
+def _but(change):
+    def answer(config, drop):
+        return change(config, *_narrow()(config, drop))
+
+    return answer
+
+
 def _cosines(x_BTD, y_BTD):
     lengths = x_BTD.norm(dim=-1) * y_BTD.norm(dim=-1)
     return (x_BTD * y_BTD).sum(-1) / lengths
+
+
+def _summed_first(x_BTD, y_BTD):
+    lengths = x_BTD.norm(dim=-1) * y_BTD.norm(dim=-1)
+    return 1 - (x_BTD * y_BTD).sum(-1).sum() / lengths.sum()
+
+
+def _mean_over_D(x_BTD, y_BTD):
+    lengths = x_BTD.norm(dim=-1) * y_BTD.norm(dim=-1)
+    return 1 - ((x_BTD * y_BTD).mean(-1) / lengths).mean()
 
 
 def _in_place(x_BTD, y_BTD):
@@ -71,6 +90,19 @@ def _groups(rows=None, columns=None, keep_v=True):
     return answer
 
 
+def _every_query(qkv_MD, out_DX, K, G, keep):
+    H = out_DX.shape[1] // (K * G)
+    q_NHD, k_KHD, v_KHD = qkv_MD.unflatten(0, (-1, H)).split([K * G, K, K])
+    return torch.cat((q_NHD, k_KHD[keep], v_KHD[keep])).flatten(0, 1), out_DX
+
+
+def _values_from_keys(qkv_MD, out_DX, K, G, keep):
+    qkv, out = _groups()(qkv_MD, out_DX, K, G, keep)
+    H = out_DX.shape[1] // (K * G)
+    q_and_k = qkv[: -len(keep) * H]
+    return torch.cat((q_and_k, q_and_k[-len(keep) * H :])), out
+
+
 def _whole_out(qkv_MD, out_DX, K, G, keep):
     return _groups()(qkv_MD, out_DX, K, G, keep)[0], out_DX
 
@@ -87,6 +119,23 @@ def _kl(direction=1, power=2, reduction="sum", over=lambda x: x[..., 0].numel(),
         return loss * temperature**power / (over(log_q) if reduction == "sum" else 1)
 
     return answer
+
+
+def _printed(log=False, swapped=True, reduction="mean", power=0):
+    """The notebook's code, with some of its four mistakes mended."""
+
+    def answer(student_logits, teacher_logits, temperature):
+        q, p = ((x / temperature).softmax(-1) for x in (student_logits, teacher_logits))
+        first, second = (p, q) if swapped else (q, p)
+        loss = nnf.kl_div(first.log() if log else first, second, reduction=reduction)
+        return loss * temperature**power
+
+    return answer
+
+
+def _softens_its_teacher(student_logits, teacher_logits, temperature):
+    teacher_logits /= temperature
+    return _kl(soft=(1, 0))(student_logits, teacher_logits, temperature)
 
 
 def _no_log(student_logits, teacher_logits, temperature):
@@ -124,6 +173,13 @@ def _right(L, rounds):
     return left
 
 
+def _offset(L, rounds):
+    gone = []
+    for indices in rounds:
+        gone += [i + len(gone) for i in indices]
+    return [i for i in range(L) if i not in gone]
+
+
 def _pops_its_rounds(L, rounds):
     left = list(range(L))
     while rounds:
@@ -157,6 +213,13 @@ ATTEMPTS = [
     ("7.1", "N heads cached", _narrow(cached=lambda c: 4 * c.N * c.H), "of K heads, not of N"),
     ("7.1", "keys only", _narrow(cached=lambda c: 2 * c.K * c.H), "both are kept"),
     ("7.1", "a cache as wide as F", _caches_with_width, "does not know F"),
+    ("7.1", "fp32", _narrow(cached=lambda c: 8 * c.K * c.H), "twice each cache"),
+    ("7.1", "neurons gone", _but(lambda c, F, a, b: (c.F - F, a, b)), "how many neurons go"),
+    ("7.1", "swapped", _but(lambda c, F, a, b: (F, b, a)), "swapped"),
+    ("7.1", "neuron 2D", _narrow(each=lambda c, drop: 2 * c.D * c.L), "a neuron is 3*D"),
+    ("7.1", "one norm", _narrow(lambda c: _layer(c) - c.D), "one norm was counted"),
+    ("7.1", "rounded", _but(lambda c, F, a, b: (round(F), a, b)), "F is rounded"),
+    ("7.1", "cut off", _but(lambda c, F, a, b: (math.floor(F), a, b)), "F is cut to an integer"),
     ("7.2", "similarity", lambda x, y: _cosines(x, y).mean(), "must score 0"),
     (
         "7.2",
@@ -185,7 +248,9 @@ ATTEMPTS = [
     ),
     ("7.2", "sum", lambda x, y: (1 - _cosines(x, y)).sum(), "added up"),
     ("7.2", "dot product", lambda x, y: 1 - (x * y).sum(-1).mean(), "a dot product"),
-    ("7.2", "a token each", lambda x, y: 1 - _cosines(x, y), "shape"),
+    ("7.2", "a token each", lambda x, y: 1 - _cosines(x, y), "a number for each token"),
+    ("7.2", "summed first", _summed_first, "before dividing"),
+    ("7.2", "mean over D", _mean_over_D, "take a sum over D"),
     ("7.2", "in place", _in_place, "changed what it was given"),
     ("7.2", "a constant", lambda x, y: torch.tensor(0.0), "expected"),
     ("7.3", "gate only", lambda g, d, keep: (g[keep], d[:, keep]), "only gate's rows"),
@@ -208,6 +273,13 @@ ATTEMPTS = [
         "up's rows come first",
     ),
     ("7.3", "the others", _goes, "the neurons that should go"),
+    (
+        "7.3",
+        "off by one",
+        lambda g, d, keep: (torch.cat((g[keep], g.roll(1, 0)[d.shape[1] :][keep])), d[:, keep]),
+        "off by one",
+    ),
+    ("7.3", "gate twice", lambda g, d, keep: (g[keep].repeat(2, 1), d[:, keep]), "there twice"),
     ("7.3", "whole down", lambda g, d, keep: (_both(g, keep), d), "column for every neuron"),
     (
         "7.3",
@@ -228,6 +300,26 @@ ATTEMPTS = [
     ),
     ("7.4", "out whole", _whole_out, "out still reads every head"),
     ("7.4", "first values", _groups(keep_v=False), "of v the first heads"),
+    ("7.4", "own number", _groups(lambda n, K, G: n), "whose own number is in keep"),
+    ("7.4", "all queries", _every_query, "all query heads are kept"),
+    ("7.4", "v from k", _values_from_keys, "v's rows are k's"),
+    ("7.5", "as printed", _printed(), "4 things are still wrong"),
+    (
+        "7.5",
+        "printed, direction right",
+        _printed(swapped=False),
+        "went in without a logarithm; the",
+    ),
+    ("7.5", "printed, logarithm right", _printed(log=True), "the student leads instead"),
+    ("7.5", "printed, only T**2 and the log", _printed(log=True, power=2), "the student leads"),
+    ("7.5", "no mean, no square", _kl(power=0, reduction="mean"), "T**2 is missing"),
+    (
+        "7.5",
+        "batchmean, no log",
+        _printed(swapped=False, reduction="batchmean", power=2),
+        "the first axis alone",
+    ),
+    ("7.5", "in place", _softens_its_teacher, "changed what it was given"),
     ("7.5", "reverse", _kl(direction=-1), "the other direction"),
     ("7.5", "no log", _no_log, "went in without a logarithm"),
     ("7.5", "two logs", _two_logs, "the teacher went in as logarithms"),
@@ -259,6 +351,7 @@ ATTEMPTS = [
         lambda L, rounds: list(range(L - sum(map(len, rounds)))),
         "how they are counted in the student",
     ),
+    ("7.6", "offset", _offset, "only shifted"),
     ("7.6", "first round", lambda L, rounds: _right(L, rounds[:1]), "only the first round"),
     ("7.6", "eats its input", _pops_its_rounds, "changed what it was given"),
 ]
