@@ -15,8 +15,8 @@ values to each block of 32 neighbours, from a real-valued minimum up. A 4-bit fo
 blocks would give all of them back and look lossless. So the table's groups are 48, which straddle
 the blocks, and 64 (two blocks) for the product that torch has on a CPU; the zero points here are
 whole numbers, as a Q4_1 minimum need not be. The fp32 row is that model, not the one before Q4_1.
-All methods start from the same weights, so their order is fair, but weights on a coarse grid are
-not the bell curve that NF4's levels are made for. They are stored in bf16, so that bf16 changes no
+All methods start from the same weights, and NF4, absmax and zero points keep on them the ratios of
+errors that they have on normal numbers. They are stored in bf16, so that bf16 changes no
 weight: its layers' errors, which are of weights alone, are 0, and its perplexity is arithmetic's.
 
 Decode speed: greedy, one sequence, one step at a time, a filled cache; rounds go through all
@@ -312,8 +312,7 @@ def about(held, calibration) -> dict:
         "included; weight_bytes adds embedding and norms at 2 bytes a number, in fp32 at 4",
         "q4_1": "the weights went through Q4_1 (blocks of 32, a real-valued minimum) before any of "
         "this: fp32 is that model. Groups of 48 straddle its blocks and zero points are whole "
-        "numbers, so that no row gets the grid back; NF4's levels suit bell curves, which 16 "
-        "values a block are not",
+        "numbers, so that no row gets the grid back",
     }
 
 
