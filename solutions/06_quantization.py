@@ -1094,7 +1094,7 @@ print("\n".join(line[12:] for line in lines[first : first + 3]))
 first = next(i for i, line in enumerate(lines) if "x_1ji = x_bji" in line)
 print("...\n" + "\n".join(line[16:] for line in lines[first : first + 3]))
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # (`level` is the code as a float.) Scale and offset can wait, since within a group
 #
 # $$\sum x\,(c \cdot \text{scale} + \text{offset}) = \text{scale} \sum x\,c + \text{offset} \sum x :$$
