@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
+from lecture_util.classroom.figures import small_caches
 from lecture_util.classroom.widgets import importance_map, layers_kept, records
 from lecture_util.classroom.widgets.cells import Cells
 from lecture_util.classroom.widgets.heat import COLORS
@@ -116,7 +117,8 @@ def test_a_record_without_repairs_and_of_one_model_is_drawn():
 
 
 def test_the_shipped_record_is_read_or_its_script_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(records, "RESULTS", tmp_path / "pruning.json")
+    monkeypatch.setattr(small_caches, "RESULTS", tmp_path)
+    monkeypatch.setattr(records, "recorded", small_caches.recorded.__wrapped__)  # not cached
     with pytest.raises(FileNotFoundError, match=r"run benchmarks/pruning\.py"):
         layers_kept()
     (tmp_path / "pruning.json").write_text(json.dumps(RECORD))

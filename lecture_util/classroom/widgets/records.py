@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "pruning.json"
+from lecture_util.classroom.figures.small_caches import recorded
 
 
 @dataclass(frozen=True)
@@ -45,11 +43,7 @@ def read_record(record: Mapping[str, Any] | None = None) -> Record:
     Raises: FileNotFoundError naming the script; ValueError naming what the record lacks.
     """
     if record is None:
-        if not RESULTS.exists():
-            raise FileNotFoundError(
-                f"no recorded run {RESULTS.name}: run benchmarks/pruning.py in the repository"
-            )
-        record = json.loads(RESULTS.read_text(encoding="utf-8"))
+        record = recorded("pruning")
     try:
         repairs = record.get("layers repaired", {})
         rows = [_row(int(kept), one, repairs.get(kept)) for kept, one in record["layers"].items()]
