@@ -106,13 +106,18 @@ class KVCache:
         if all(length == start for length in self.lengths):
             k_BSKH[:, start : start + T] = k_BTKH
             v_BSKH[:, start : start + T] = v_BTKH
-            return attend(q_BTNH, k_BSKH[:, : start + T], v_BSKH[:, : start + T])
+            S = start + T
+            return attend(q_BTNH, k_BSKH[:, :S], v_BSKH[:, :S], self.mask(T, S, k_BTKH.device))
         positions_BT = self.positions(k_BTKH.shape[:2], k_BTKH.device)
         rows_B1 = torch.arange(B, device=k_BTKH.device)[:, None]
         k_BSKH[rows_B1, positions_BT] = k_BTKH
         v_BSKH[rows_B1, positions_BT] = v_BTKH
         S = max(self.lengths) + T
         return attend(q_BTNH, k_BSKH[:, :S], v_BSKH[:, :S], causal_mask(positions_BT, S))
+
+    def mask(self, T: int, S: int, device: torch.device) -> Tensor | None:
+        """mask_BTS, where T new tokens don't simply see all before them. Rows of one length only."""
+        return None
 
     def extend(self, T: int) -> None:
         self.lengths = [length + T for length in self.lengths]

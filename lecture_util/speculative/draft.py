@@ -1,0 +1,105 @@
+"""A draft: tokens that somebody guesses will come next, as a chain or as a tree of alternatives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import Tensor
+
+ROOT = -1  # the parent of a first guess: the last token of the sequence itself
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Guesses, each with the guess it follows; parents come before their children.
+
+    tokens    the guessed token of each node
+    parents   the node that each one follows; ROOT where it follows the sequence itself
+    q         the distribution each token was *drawn* from, (V); None where it was chosen, not drawn
+              (an n-gram, a top-k list): then it is certain, and the distribution is one-hot
+
+    Raises: ValueError at a parent that doesn't come first, a repeated sibling that was chosen (it
+            would be tried twice), or unequal lengths.
+    """
+
+    tokens: Sequence[int] = ()
+    parents: Sequence[int] = ()
+    q: Sequence[Tensor | None] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        n = len(self.tokens)
+        if not self.q:
+            object.__setattr__(self, "q", (None,) * n)
+        if not len(self.parents) == len(self.q) == n:
+            raise ValueError(
+                f"a draft of {n} tokens has {len(self.parents)} parents and {len(self.q)} "
+                "distributions: give one of each a token"
+            )
+        chosen = set()
+        for node, (token, parent, q) in enumerate(
+            zip(self.tokens, self.parents, self.q, strict=True)
+        ):
+            if not ROOT <= parent < node:
+                raise ValueError(
+                    f"node {node} follows node {parent}: parents come before their children, and "
+                    f"the first guesses follow {ROOT}, the sequence itself"
+                )
+            if q is None and (parent, token) in chosen:
+                raise ValueError(
+                    f"token {token} is guessed twice after node {parent}: once will do"
+                )
+            if q is None:
+                chosen.add((parent, token))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def children(self) -> dict[int, list[int]]:
+        """Node -> the nodes that follow it, in the order in which they are tried."""
+        found: dict[int, list[int]] = {node: [] for node in range(ROOT, len(self))}
+        for node, parent in enumerate(self.parents):
+            found[parent].append(node)
+        return found
+
+    @cached_property
+    def depths(self) -> list[int]:
+        """How many guesses lead to each node, itself included: 1 for a first guess."""
+        found: list[int] = []
+        for parent in self.parents:
+            found.append(1 if parent == ROOT else found[parent] + 1)
+        return found
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from a first guess to this one."""
+        found = []
+        while node != ROOT:
+            found.append(node)
+            node = self.parents[node]
+        return found[::-1]
+
+    def cut(self, depth: int) -> Draft:
+        """Without the guesses deeper than `depth`: what a budget still has room for."""
+        if not self.depths or max(self.depths) <= depth:
+            return self
+        kept = [node for node in range(len(self)) if self.depths[node] <= depth]
+        place = {ROOT: ROOT} | {node: i for i, node in enumerate(kept)}
+        return Draft(
+            [self.tokens[node] for node in kept],
+            [place[self.parents[node]] for node in kept],
+            [self.q[node] for node in kept],
+        )
+
+
+NOTHING = Draft()
+
+
+def chain(tokens: Sequence[int], q: Sequence[Tensor | None] = ()) -> Draft:
+    """One guess after the other."""
+    return Draft(list(tokens), list(range(-1, len(tokens) - 1)), list(q))

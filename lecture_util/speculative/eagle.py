@@ -1,0 +1,128 @@
+"""EAGLE: one small layer that continues the target's *features*, and a tree grown from it.
+
+A feature says more than a token, but not which token was drawn from it. So the layer reads the
+feature of position t together with token t + 1, and predicts the feature of position t + 1; the
+model's own head turns that into guesses for token t + 2. It feeds on its own predictions until the
+target has read the tokens, and then on the true features instead.
+
+Source: Li et al. 2024, arXiv:2401.15077; the tree by confidence, arXiv:2406.16858.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from lecture_util.model.attention import rope_frequencies, rope_table
+from lecture_util.model.config import Config
+from lecture_util.model.kv_cache import Cache, NoCache
+from lecture_util.model.linear import Linear
+from lecture_util.model.transformer import Block
+
+from .draft import NOTHING, ROOT, Draft
+from .target import Reader, TreeCache
+from .verify import Chance
+from .vocabulary import DraftVocabulary
+
+
+class EagleHead(nn.Module):
+    """(feature at t, embedding of token t + 1) -> the feature at t + 1.
+
+    Shapes: x_BTD, e_BTD -> x_BTD.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = replace(config, L=1)
+        self.join = Linear(2 * config.D, config.D, bias=True)
+        self.block = Block(self.config, 0)
+
+    def forward(self, x_BTD: Tensor, e_BTD: Tensor, cache: Cache | None = None) -> Tensor:
+        cache = NoCache() if cache is None else cache
+        positions_BT = cache.positions(x_BTD.shape[:2], x_BTD.device)
+        rope = rope_table(rope_frequencies(self.config, x_BTD.device), positions_BT)
+        out_BTD = self.block(self.join(torch.cat((x_BTD, e_BTD), dim=-1)), rope, cache)
+        cache.extend(x_BTD.shape[1])
+        return out_BTD
+
+
+class EagleDrafter:
+    """A tree of guesses, grown level by level where the head is surest.
+
+    depth: levels; each costs one forward of the head.
+    width: nodes of a level that are continued, and continuations looked at for each.
+    size:  guesses handed on for verification, those with the largest product of probabilities.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        head: EagleHead,
+        vocabulary: DraftVocabulary,
+        depth: int = 3,
+        width: int = 2,
+        size: int = 4,
+    ) -> None:
+        for name, value in {"depth": depth, "width": width, "size": size}.items():
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name}={value!r}: expected a whole number, at least 1")
+        self.reader, self.head, self.vocabulary = reader, head, vocabulary
+        self.depth, self.width, self.size = depth, width, size
+        capacity = reader.cache.capacity + depth * width
+        model = reader.model
+        self.cache = TreeCache(head.config, 1, capacity, model.dtype, model.device)
+
+    def __len__(self) -> int:
+        """Positions that the head has read, all of them with true features."""
+        return self.cache.lengths[0]
+
+    @torch.inference_mode()
+    def propose(self, tokens: Sequence[int], room: int, chance: Chance) -> Draft:
+        end = len(tokens) - 1
+        if room < 1 or len(self.reader) != end:  # before the prompt: no feature yet
+            return NOTHING
+        start = len(self)
+        x_1TD = self.reader.features_SD[None, start:end]
+        x_1D = self._read(x_1TD, tokens[start + 1 :])[:, -1]
+        nodes: list[tuple[int, int, float]] = []  # token, parent, log of the product
+        beam, fed = [(ROOT, ROOT, 0.0)], Draft()  # of the last level: node, place in fed, log
+        for level in range(min(self.depth, room)):
+            guesses_WK, logs_WK = (part.tolist() for part in self.vocabulary.top(x_1D, self.width))
+            first = len(nodes)
+            for (node, _, log), guesses, logs in zip(beam, guesses_WK, logs_WK, strict=True):
+                nodes += [(g, node, log + more) for g, more in zip(guesses, logs, strict=True)]
+            if level + 1 == min(self.depth, room):
+                break
+            new = sorted(range(first, len(nodes)), key=lambda i: -nodes[i][2])[: self.width]
+            rows = {node: (row, place) for row, (node, place, _) in enumerate(beam)}
+            x_1TD = x_1D[None, [rows[nodes[i][1]][0] for i in new]]
+            fed = Draft(
+                [*fed.tokens, *(nodes[i][0] for i in new)],
+                [*fed.parents, *(rows[nodes[i][1]][1] for i in new)],
+            )
+            beam = [(i, len(fed) - len(new) + at, nodes[i][2]) for at, i in enumerate(new)]
+            x_1D = self._read(x_1TD, [nodes[i][0] for i in new], fed)[0]
+        self.cache.truncate(end)  # what was built on guesses goes
+        return _best(nodes, self.size)
+
+    def _read(self, x_1TD: Tensor, tokens: Sequence[int], fed: Draft = NOTHING) -> Tensor:
+        model = self.reader.model
+        e_1TD = model.embed(torch.tensor([tokens], device=model.device))
+        self.cache.draft = fed
+        try:
+            return self.head(x_1TD, e_1TD, self.cache)
+        finally:
+            self.cache.draft = NOTHING
+
+    def settle(self, tokens: Sequence[int]) -> None:
+        """Nothing to take back: `propose` leaves only true features behind."""
+
+
+def _best(nodes: list[tuple[int, int, float]], size: int) -> Draft:
+    """The `size` likeliest nodes. A node is never likelier than its parent, so parents are in."""
+    order = sorted(range(len(nodes)), key=lambda i: -nodes[i][2])[:size]  # stable: parents first
+    place = {ROOT: ROOT} | {node: i for i, node in enumerate(order)}
+    return Draft([nodes[i][0] for i in order], [place[nodes[i][1]] for i in order])

@@ -1,0 +1,81 @@
+"""The draft heads that come with the course, trained on the reference model's own text.
+
+Made by benchmarks/train_drafts.py; a head fits the one model whose features it was trained on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from lecture_util.model.checkpoint import WeightsError
+from lecture_util.model.transformer import Transformer
+
+from .eagle import EagleDrafter, EagleHead
+from .medusa import MedusaDrafter, MedusaHeads, best_tree
+from .target import Reader
+from .vocabulary import DraftVocabulary
+
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
+
+
+def load_medusa(
+    model: Transformer, path: Path | None = None
+) -> tuple[MedusaHeads, DraftVocabulary, Tensor]:
+    """Heads, their vocabulary, and accuracy_KR: how often head k's guess of rank r was right.
+
+    Raises: WeightsError if there is no such file, or it was made for another model.
+    """
+    tensors, facts = _read(model, ASSETS / "medusa.safetensors" if path is None else path)
+    heads = MedusaHeads(model.config.D, len(facts["accuracy"]))
+    vocabulary = _fill(model, heads, tensors)
+    return heads, vocabulary, torch.tensor(facts["accuracy"])
+
+
+def load_eagle(model: Transformer, path: Path | None = None) -> tuple[EagleHead, DraftVocabulary]:
+    """The head and its vocabulary. Raises: as `load_medusa`."""
+    tensors, _ = _read(model, ASSETS / "eagle.safetensors" if path is None else path)
+    head = EagleHead(model.config)
+    return head, _fill(model, head, tensors)
+
+
+def medusa_drafter(model: Transformer, size: int = 4) -> Callable[[Reader], MedusaDrafter]:
+    """What `generate_speculative` takes, with the best tree of `size` guesses."""
+    heads, vocabulary, accuracy_KR = load_medusa(model)
+    tree = best_tree(accuracy_KR, size)
+    return lambda reader: MedusaDrafter(reader, heads, vocabulary, tree)
+
+
+def eagle_drafter(model: Transformer, **shape: int) -> Callable[[Reader], EagleDrafter]:
+    """What `generate_speculative` takes; shape: depth, width and size, as for EagleDrafter."""
+    head, vocabulary = load_eagle(model)
+    return lambda reader: EagleDrafter(reader, head, vocabulary, **shape)
+
+
+def _read(model: Transformer, path: Path) -> tuple[dict[str, Tensor], dict]:
+    if not path.is_file():
+        raise WeightsError(f"no draft head at {path}: make it with benchmarks/train_drafts.py")
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        facts = json.loads(file.metadata()["facts"])
+    c = model.config
+    found = {"D": c.D, "V": c.V, "L": c.L}
+    if facts["config"] != found:
+        raise WeightsError(
+            f"{path.name} was trained on a model of {facts['config']} but this one has {found}: a "
+            "draft head fits one model's features; train one with benchmarks/train_drafts.py"
+        )
+    return tensors, facts
+
+
+def _fill(model: Transformer, head: nn.Module, tensors: dict[str, Tensor]) -> DraftVocabulary:
+    """Weights into the head, in the model's dtype and place; what is left is the vocabulary."""
+    ids_U = tensors.pop("ids").long()
+    head.load_state_dict(tensors)
+    head.to(model.device, model.dtype).eval().requires_grad_(False)
+    return DraftVocabulary(model.head, ids_U)
