@@ -41,9 +41,9 @@ TOPICS = (
     "yoga", "wolves", "chocolate", "computers", "weather", "telescopes", "wheat", "time",
     "elephants", "ships", "memory", "rice", "airplanes", "poetry", "cheese", "the brain", "fire",
     "magnets", "insects", "recycling", "theatre", "shoes", "light", "apples", "wind power",
-    "horses", "cities", "algebra", "frogs", "dreams", "sorting numbers", "prime numbers", "strings of text",
-    "dates", "lists", "counting words", "temperature", "email", "fractions", "a shopping cart",
-    "dictionaries", "rectangles",
+    "horses", "cities", "algebra", "frogs", "dreams", "sorting numbers", "prime numbers",
+    "strings of text", "dates", "lists", "counting words", "temperature", "email", "fractions",
+    "a shopping cart", "dictionaries", "rectangles",
 )  # fmt: skip
 HELD_TOPICS = (
     "rainbows", "owls", "the compass", "pasta", "glaciers", "the piano", "tides", "windmills",
