@@ -1,6 +1,6 @@
 """The reference model's own text, and the draft heads trained on it.
 
-    python benchmarks/train_drafts.py text --work F       the model answers 1,800 prompts
+    python benchmarks/train_drafts.py text --work F       the model answers 1,440 prompts
     python benchmarks/train_drafts.py features --work F   its last features of all of that
     python benchmarks/train_drafts.py medusa --work F     three heads on the features
     python benchmarks/train_drafts.py eagle --work F      one layer on features and tokens
@@ -33,7 +33,7 @@ from lecture_util.speculative.prompts import training_prompts
 from lecture_util.speculative.trained import ASSETS
 from lecture_util.speculative.vocabulary import DraftVocabulary, frequent
 
-B, PROMPTS, NEW, EOS = 120, 1_800, 192, 2
+B, PROMPTS, NEW, EOS = 120, 1_440, 192, 2
 WARM = Sampling(temperature=0.7, top_p=0.95)
 BATCHES = PROMPTS // B  # the last is held out
 HEADS, RANKS, U = 3, 8, 8_192
@@ -157,18 +157,15 @@ def eagle_loss(head, vocabulary, model, tokens_BT, x_BTD, scored_BT, unrolls: in
     """The guess for the next-but-one token against the target's own distribution of it, and the
     feature itself. The second time round the layer reads its own predictions, as when drafting."""
     e_BTD = model.embed(tokens_BT.clamp(min=0))
-    with torch.no_grad():
-        wanted_BTU = vocabulary(x_BTD).float().softmax(-1)
     total, given_BTD = 0.0, x_BTD[:, :-1]
     for unroll in range(unrolls):
         out_BTD = head(given_BTD, e_BTD[:, 1 + unroll :])
-        scored = scored_BT[:, 1 + unroll :]
-        guess_BTU = vocabulary(out_BTD).float().log_softmax(-1)
-        cross = -(wanted_BTU[:, 1 + unroll :] * guess_BTU).sum(-1)
-        near = nnf.smooth_l1_loss(out_BTD.float(), x_BTD[:, 1 + unroll :], reduction="none").mean(
-            -1
-        )
-        total = total + ((cross + near) * scored).sum() / scored.sum()
+        at = scored_BT[:, 1 + unroll :]
+        out_MD, x_MD = out_BTD[at], x_BTD[:, 1 + unroll :][at]
+        wanted_MU = vocabulary(x_MD).float().softmax(-1)
+        guess_MU = vocabulary(out_MD).float()
+        total = total + nnf.cross_entropy(guess_MU, wanted_MU)
+        total = total + nnf.smooth_l1_loss(out_MD.float(), x_MD)
         given_BTD = out_BTD[:, :-1]
     return total / unrolls
 
@@ -184,11 +181,11 @@ def train_eagle(work: Path, epochs: float = 6, batch: int = 12, lr: float = 1e-3
         T = max(len(rows[i][0]) for i in picked)
         tokens_BT = torch.full((len(picked), T), PAD)
         x_BTD = torch.zeros(len(picked), T, model.config.D)
-        scored_BT = torch.zeros(len(picked), T)
+        scored_BT = torch.zeros(len(picked), T, dtype=torch.bool)
         for b, i in enumerate(picked):
             tokens, x_TD, start = rows[i]
             tokens_BT[b, : len(tokens)], x_BTD[b, : len(tokens)] = tokens, x_TD
-            scored_BT[b, start : len(tokens) - 1] = 1
+            scored_BT[b, start : len(tokens) - 1] = True
         return tokens_BT, x_BTD, scored_BT
 
     def new_batch(generator):
