@@ -1,29 +1,35 @@
 """The course's pictures: one style, the plots notebooks share, and the still figures.
 
-style          type, colours, the line of conditions below a plot
-plots          roofline, predicted against measured, bars
-registry       the list of still figures
-diagram        boxes, arrows and brackets on a plain canvas
-workload       inference's scale, its timeline, a step's bytes, the method   notebooks 00, 01, 03
-transformer    one block with every edge's axes                              notebook 01
-cache          naive against cached generation, and the cache as a tensor    notebook 03
-kv_reduction   KV heads: sharing, step time, quality; MLA's bytes            notebook 04
-mla_tables     DeepSeek-V2's comparisons of MQA, GQA, MHA and MLA            notebook 04
-cla            layers that read a lower layer's keys and values              notebook 04
-kv_layers      masks, a hybrid stack, every technique's cache by context     notebook 04
-small_caches   what small models of each kind learned, as recorded           notebook 04
-alternatives   S4, associative recall, four kinds of memory                  notebook 05
-hybrids        Jamba's block, memory by context, BASED's state and window    notebook 05
-diffusion      passes, noise to words, Mercury's speeds                      notebook 05
-number_formats bits and numbers of each format, NF4's levels                 notebook 06
-quantization   absmax and zero point, what shares a scale                    notebook 06
-llm_int8       outlier columns apart, by model size, on BLOOM                notebook 06
-quantized_runs bits against perplexity, what AWQ saves; recorded             notebook 06
-pruning        the loop, what can be cut, Minitron's scores                  notebook 07
-pruning_maps   layers, heads and neurons that matter; recorded               notebook 07
-pruning_runs   layers kept, repair, what to cut; recorded                    notebook 07
-records        registering what waits for a recorded run
-cli            `make figures`: draw all, or check that none is out of date
+style                type, colours, the line of conditions below a plot
+plots                roofline, predicted against measured, bars
+registry             the list of still figures
+diagram              boxes, arrows and brackets on a plain canvas
+workload             inference's scale, timeline, a step's bytes, the method    notebooks 00, 01, 03
+transformer          one block with every edge's axes                           notebook 01
+cache                naive against cached generation, and the cache as a tensor notebook 03
+kv_reduction         KV heads: sharing, step time, quality; MLA's bytes         notebook 04
+mla_tables           DeepSeek-V2's comparisons of MQA, GQA, MHA and MLA         notebook 04
+cla                  layers that read a lower layer's keys and values           notebook 04
+kv_layers            masks, a hybrid stack, every technique's cache by context  notebook 04
+small_caches         what small models of each kind learned, as recorded        notebook 04
+alternatives         S4, associative recall, four kinds of memory               notebook 05
+hybrids              Jamba's block, memory by context, BASED's state and window notebook 05
+diffusion            passes, noise to words, Mercury's speeds                   notebook 05
+number_formats       bits and numbers of each format, NF4's levels              notebook 06
+quantization         absmax and zero point, what shares a scale                 notebook 06
+llm_int8             outlier columns apart, by model size, on BLOOM             notebook 06
+quantized_runs       bits against perplexity, what AWQ saves; recorded          notebook 06
+pruning              the loop, what can be cut, Minitron's scores               notebook 07
+pruning_maps         layers, heads and neurons that matter; recorded            notebook 07
+pruning_runs         layers kept, repair, what to cut; recorded                 notebook 07
+speculative_rounds   one round of guesses, and the residual                     notebook 08
+speculative_drafts   four ways to draft                                         notebook 08
+speculative_tree     a tree of guesses, its mask and positions                  notebook 08
+speculative_papers   Leviathan's and Chen's speed-ups                           notebook 08
+speculative_records  the cost of checking, Chen's panels; recorded              notebook 08
+speculative_measured each draft, and tasks that repeat; recorded                notebook 08
+records              registering what waits for a recorded run
+cli                  `make figures`: draw all, or check that none is out of date
 """
 
 from lecture_util.classroom.figures import (  # noqa: F401  register
@@ -43,6 +49,12 @@ from lecture_util.classroom.figures import (  # noqa: F401  register
     quantization,
     quantized_runs,
     small_caches,
+    speculative_drafts,
+    speculative_measured,
+    speculative_papers,
+    speculative_records,
+    speculative_rounds,
+    speculative_tree,
     transformer,
     workload,
 )
