@@ -7,6 +7,7 @@ kv_reduction/  fewer KV heads, latents, shared layers, windows                 n
 alternatives/  recurrent layers, hybrids, masked diffusion                     notebook 05
 quantization/  formats, scales, LLM.int8(), AWQ, NF4 and int4 as layers        notebook 06
 pruning/       importance, smaller checkpoints, distillation                   notebook 07
+speculative/   draft, verify, Medusa, EAGLE: several tokens a forward          notebook 08
 classroom/     exercises, figures, widgets, notebook builds, grading, doctor   all notebooks
 
 A part imports the ground (model, kernels) and roofline, never another part; nothing imports the

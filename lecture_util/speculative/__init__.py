@@ -2,6 +2,7 @@
 
 draft         what a guess is: a chain or a tree of tokens, with what they were drawn from
 verify        acceptance, residual, bonus: the target's distribution comes out unchanged
+block         verify a chain as one block: exact, and no fewer guesses accepted
 target        the model as a function from tokens to logits, its cache rolled back or caught up
 speculate     the loop: rounds, budgets, end tokens, stops, and what a run came to
 expected      tokens a round, speed-up and best gamma predicted; the proof for two symbols

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import index
 
 import torch
 
@@ -41,10 +43,11 @@ class ModelDrafter:
         return chain(guesses, q)
 
     def settle(self, tokens: Sequence[int]) -> None:
-        """Roll the draft's own cache back. After a draft accepted to its end it is one token short
-        (nobody read the last guess): the next `propose` reads it first."""
+        """Roll the draft's own cache back; like the target's, it holds all but the newest token.
+        After a draft accepted to its end it is one token shorter (nobody read the last guess): the
+        next `propose` reads it first."""
         if isinstance(self.model, Reader):
-            self.model.rewind(tokens)
+            self.model.rewind(tokens[:-1])
 
 
 def early_exit(model: Transformer, layers: int | Sequence[int]) -> Transformer:
@@ -53,16 +56,17 @@ def early_exit(model: Transformer, layers: int | Sequence[int]) -> Transformer:
     layers: how many of the first to keep, or which ones, in order. Weights are shared.
 
     Source: skipping layers to draft, Zhang et al. 2023, arXiv:2309.08168.
-    Raises: ValueError unless at least one layer is kept, each once, in order.
+    Raises: ValueError unless at least one layer is kept, each once, in order; TypeError for what
+            is no whole number.
     """
-    kept = list(range(layers)) if isinstance(layers, int) else [int(i) for i in layers]
+    kept = list(range(layers)) if isinstance(layers, int) else [index(i) for i in layers]
     if not kept or sorted(set(kept)) != kept or not 0 <= kept[0] <= kept[-1] < model.config.L:
         raise ValueError(
             f"layers={layers!r}: keep at least one of the {model.config.L} layers, each once, in "
             "order, or so many of the first"
         )
     with torch.device("meta"):
-        small = Transformer(replace(model.config, L=len(kept)))
+        small = Transformer(replace(model.config, L=len(kept)), rope_width=model.rope_config.H)
     small.embed, small.norm, small.head = model.embed, model.norm, model.head
     for place, layer in enumerate(kept):
         small.blocks[place] = _at(model.blocks[layer], place)
@@ -71,8 +75,6 @@ def early_exit(model: Transformer, layers: int | Sequence[int]) -> Transformer:
 
 def _at(block: torch.nn.Module, place: int) -> torch.nn.Module:
     """The block under another layer number; its parts are the same objects."""
-    import copy
-
     moved = copy.copy(block)
     moved.layer = place
     return moved

@@ -23,7 +23,7 @@ from lecture_util.model.linear import Linear
 from lecture_util.model.transformer import Block
 
 from .draft import NOTHING, ROOT, Draft
-from .target import Reader, TreeCache
+from .target import Reader, TreeCache, common_beginning
 from .verify import Chance
 from .vocabulary import DraftVocabulary
 
@@ -69,11 +69,14 @@ class EagleDrafter:
         for name, value in {"depth": depth, "width": width, "size": size}.items():
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name}={value!r}: expected a whole number, at least 1")
+        if width > (U := len(vocabulary.ids_U)):
+            raise ValueError(f"width={width}: the draft's vocabulary has only {U} tokens")
         self.reader, self.head, self.vocabulary = reader, head, vocabulary
         self.depth, self.width, self.size = depth, width, size
         capacity = reader.cache.capacity + depth * width
         model = reader.model
         self.cache = TreeCache(head.config, 1, capacity, model.dtype, model.device)
+        self.tokens: list[int] = []  # the sequence whose positions the cache holds
 
     def __len__(self) -> int:
         """Positions that the head has read, all of them with true features."""
@@ -82,9 +85,9 @@ class EagleDrafter:
     @torch.inference_mode()
     def propose(self, tokens: Sequence[int], room: int, chance: Chance) -> Draft:
         end = len(tokens) - 1
-        if room < 1 or len(self.reader) != end:  # before the prompt: no feature yet
-            return NOTHING
-        start = len(self)
+        if room < 1 or not self.reader.tokens or self.reader.tokens != list(tokens[:-1]):
+            return NOTHING  # before the prompt was read: there is no feature yet
+        start = self._rewind(tokens)
         x_1TD = self.reader.features_SD[None, start:end]
         x_1D = self._read(x_1TD, tokens[start + 1 :])[:, -1]
         nodes: list[tuple[int, int, float]] = []  # token, parent, log of the product
@@ -106,7 +109,15 @@ class EagleDrafter:
             beam = [(i, len(fed) - len(new) + at, nodes[i][2]) for at, i in enumerate(new)]
             x_1D = self._read(x_1TD, [nodes[i][0] for i in new], fed)[0]
         self.cache.truncate(end)  # what was built on guesses goes
+        self.tokens = list(tokens)
         return _best(nodes, self.size)
+
+    def _rewind(self, tokens: Sequence[int]) -> int:
+        """Forget positions of another sequence, each read from its own token and the next; how many
+        are left. The last position is always read: its prediction is asked for."""
+        known = min(common_beginning(self.tokens, tokens), len(tokens) - 1) - 1
+        self.cache.truncate(min(len(self), max(known, 0)))
+        return len(self)
 
     def _read(self, x_1TD: Tensor, tokens: Sequence[int], fed: Draft = NOTHING) -> Tensor:
         model = self.reader.model

@@ -40,6 +40,8 @@ def best_gamma(
 
     v: the cost of a verifying forward over n tokens, as v(n); None for 1 whatever n.
     """
+    if type(most) is not int or most < 0:
+        raise ValueError(f"most={most!r}: expected a whole number of guesses, 0 or more")
 
     def gain(gamma: int) -> float:
         return speedup(alpha, gamma, c, 1.0 if v is None else v(gamma + 1))
@@ -60,6 +62,8 @@ def two_symbols(p_A: float, q_A: float) -> tuple[float, float]:
     p_A, q_A: how likely A is to the target and to the draft.
     Returns P(A) and P(B); they come out as p_A and 1 - p_A, whatever q_A is.
     """
+    _check_probability("p_A", p_A)
+    _check_probability("q_A", q_A)
     p_B, q_B = 1 - p_A, 1 - q_A
     keep_A = min(1, p_A / q_A) if q_A > 0 else 0  # @inspect keep_A
     keep_B = min(1, p_B / q_B) if q_B > 0 else 0  # @inspect keep_B
@@ -72,7 +76,11 @@ def two_symbols(p_A: float, q_A: float) -> tuple[float, float]:
 
 
 def _check(alpha: float, gamma: int) -> None:
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha={alpha!r}: expected a probability, 0 to 1")
+    _check_probability("alpha", alpha)
     if type(gamma) is not int or gamma < 0:
         raise ValueError(f"gamma={gamma!r}: expected a whole number of guesses, 0 or more")
+
+
+def _check_probability(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}={value!r}: expected a probability, 0 to 1")

@@ -69,8 +69,8 @@ def best_tree(accuracy_KR: Tensor, size: int) -> list[RankPath]:
     """
     K, R = accuracy_KR.shape
     most = sum(R**k for k in range(1, K + 1))
-    if not 1 <= size <= most:
-        raise ValueError(f"size={size}: {K} heads of {R} ranks give 1 to {most} nodes")
+    if type(size) is not int or not 1 <= size <= most:
+        raise ValueError(f"size={size!r}: {K} heads of {R} ranks give 1 to {most} nodes")
     accuracy = accuracy_KR.tolist()
     open_nodes = {(r,): accuracy[0][r] for r in range(R)}
     tree: list[RankPath] = []
@@ -118,8 +118,8 @@ class MedusaDrafter:
 
     @torch.inference_mode()
     def propose(self, tokens: Sequence[int], room: int, chance: Chance) -> Draft:
-        if room < 1 or len(self.reader) != len(tokens) - 1:  # before the prompt: no feature yet
-            return NOTHING
+        if room < 1 or not self.reader.tokens or self.reader.tokens != list(tokens[:-1]):
+            return NOTHING  # before the prompt was read: there is no feature yet
         x_D = self.reader.features_SD[len(self.reader) - 1]
         guesses_KR = self.vocabulary.top(self.heads(x_D), self.ranks)[0].tolist()
         guesses = [guesses_KR[len(path) - 1][path[-1]] for path in self.tree]

@@ -24,7 +24,10 @@ def lookup(
     The longest n wins, from `longest` down to `shortest`; of several occurrences the latest (or, as
     in transformers and vLLM, the leftmost). The last n themselves are no occurrence, but a
     continuation may run into them.
+
+    Raises: ValueError unless 1 <= shortest <= longest and k is at least 1.
     """
+    _check(longest, shortest, k)
     tokens = list(tokens)
     for n in range(min(longest, len(tokens) - 1), shortest - 1, -1):
         tail = tokens[-n:]
@@ -36,7 +39,8 @@ def lookup(
 
 
 class NgramDrafter:
-    """Guesses by `lookup`.
+    """Guesses by `lookup`, of at least two tokens: a single one recurs by chance, and a wrong guess
+    costs a row of the verifying forward.
 
     banned: a guess ends before these; the end tokens belong here, since a prompt holds those that
             closed earlier turns.
@@ -44,19 +48,13 @@ class NgramDrafter:
 
     def __init__(
         self,
-        longest: int = 3,
+        longest: int = 4,
         k: int = 8,
         banned: int | Collection[int] = (),
         latest: bool = True,
-        shortest: int = 1,
+        shortest: int = 2,
     ) -> None:
-        if not (type(longest) is type(shortest) is int and 1 <= shortest <= longest):
-            raise ValueError(
-                f"longest={longest!r}, shortest={shortest!r}: expected whole numbers from 1 up, "
-                "shortest first"
-            )
-        if type(k) is not int or k < 1:
-            raise ValueError(f"k={k!r}: expected a whole number of guesses, at least 1")
+        _check(longest, shortest, k)
         self.longest, self.shortest, self.k, self.latest = longest, shortest, k, latest
         self.banned = end_tokens(banned)
 
@@ -73,3 +71,13 @@ class NgramDrafter:
 
     def settle(self, tokens: Sequence[int]) -> None:
         pass
+
+
+def _check(longest: int, shortest: int, k: int) -> None:
+    if not (type(longest) is type(shortest) is int and 1 <= shortest <= longest):
+        raise ValueError(
+            f"longest={longest!r}, shortest={shortest!r}: expected whole numbers from 1 up, the "
+            "shortest no longer than the longest"
+        )
+    if type(k) is not int or k < 1:
+        raise ValueError(f"k={k!r}: expected a whole number of guesses, at least 1")

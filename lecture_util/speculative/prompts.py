@@ -65,3 +65,71 @@ def held_prompts(n: int = len(HELD_TOPICS)) -> list[str]:
     if not 1 <= n <= len(HELD_TOPICS):
         raise ValueError(f"n={n}: expected 1 to {len(HELD_TOPICS)} prompts")
     return [TEMPLATES[i % len(TEMPLATES)].format(topic) for i, topic in enumerate(HELD_TOPICS[:n])]
+
+
+NOTES = """Meeting of the garden club, 3 May.
+Present: Ana, Boris, Chiara, Dev.
+Ana will order twelve bags of soil before Friday.
+The club bought a new hose for 38 euros.
+Boris will mend the gate at the north end.
+It rained, so the tour of the beds was put off.
+Chiara will write to the school about the visit in June."""
+LIGHTHOUSE = (
+    "The lighthouse at Port Ellen was built in 1832. Its lamp burned whale oil for forty years, "
+    "and the keeper climbed one hundred and twelve steps every evening to light it. In 1951 the "
+    "lamp became electric, and the last keeper moved to the village."
+)
+BEES = (
+    "The bees was busy all morning. They flies from the clover to the hive and back again. The "
+    "keeper have put on a veil, and he lift the lid slowly so that the bees does not become angry. "
+    "There is honey in every frame, and the children has been waiting since breakfast."
+)
+LETTER = (
+    "Dear Ms. Okafor, thank you for your order of 14 October. The blue kettle (item K-207) was "
+    "sent today and should reach 8 Harbour Lane on Friday. If the box is damaged, call 0555 0142 "
+    "within ten days. Yours, Tomas Lind"
+)
+COUNTER = """```python
+class Counter:
+    def __init__(self, start):
+        self.count = start
+
+    def increase(self, step):
+        self.count = self.count + step
+
+    def decrease(self, step):
+        self.count = self.count + step
+
+    def show(self):
+        print("The count is", self.count)
+```"""
+AREA = """```python
+def area(width, height):
+    \"\"\"The area of a rectangle.\"\"\"
+    if width < 0 or height < 0:
+        raise ValueError("a side is negative")
+    return width * height
+
+
+def perimeter(width, height):
+    \"\"\"The length of its border.\"\"\"
+    return 2 * (width + height)
+```"""
+GROUNDED = (
+    ("copy", "Repeat the following text word for word.", LIGHTHOUSE),
+    ("copy", "Repeat these notes word for word.", NOTES),
+    ("rewrite", "Correct the grammar of this text.", BEES),
+    ("rewrite", "Rewrite this letter so that it is more polite.", LETTER),
+    ("extract", "Which sentence says when the lamp became electric? Quote it.", LIGHTHOUSE),
+    ("extract", "List the tasks in these notes.", NOTES),
+    ("code edit", "Fix the bug in this code and show the whole code.", COUNTER),
+    ("code edit", "Write this code again and add a comment above each function.", AREA),
+    ("summarize", "Summarize the following text in two sentences.", LIGHTHOUSE),
+    ("summarize", "Summarize these notes in three sentences.", NOTES),
+)
+
+
+def grounded_prompts() -> list[tuple[str, str]]:
+    """(task, prompt), two prompts to a task. The model is small, and not every answer is a good
+    one: it quotes a whole text where one sentence was asked for, and overlooks the bug."""
+    return [(task, f"{request}\n\n{text}") for task, request, text in GROUNDED]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from lecture_util.model.generate import Prompt, check_prompts, end_tokens
+from lecture_util.model.generate import Prompt, PromptError, check_prompts, end_tokens
 from lecture_util.model.sampling import GREEDY, Sampling
 from lecture_util.model.transformer import Transformer
 
@@ -97,14 +98,23 @@ def speculate(
     stop:   looks at the new tokens so far, after each; True ends the text.
     chance: where draws come from; by default torch's global generator.
 
-    Cost: each round, one forward of the target over the draft and the newest token.
+    Cost:   each round, one forward of the target over the draft and the newest token.
+    Raises: at the first round, PromptError for an empty prompt; ValueError for a drafter of another
+            reader.
     """
     if type(max_new_tokens) is not int or max_new_tokens < 0:
         raise ValueError(f"max_new_tokens={max_new_tokens!r}: expected a whole number, 0 or more")
     if not isinstance(sampling, Sampling):
         raise TypeError(f"sampling is {sampling!r}: expected Sampling(temperature=0.7) or the like")
+    if isinstance(target, Reader) and getattr(drafter, "reader", target) is not target:
+        raise ValueError(
+            f"the {type(drafter).__name__} drafts from the features of another reader than the "
+            "target: make it with the reader that verifies"
+        )
     chance = Chance() if chance is None else chance
-    eos, sequence, new = end_tokens(eos), list(prompt), []
+    eos, sequence, new = end_tokens(eos), [index(token) for token in prompt], []
+    if not sequence:
+        raise PromptError("the prompt is empty: a model continues at least one token")
     while (room := max_new_tokens - len(new)) > 0:
         draft = drafter.propose(sequence, room - 1, chance).cut(room - 1)
         logits_MV = target(sequence, draft)

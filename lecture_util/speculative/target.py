@@ -51,29 +51,24 @@ class TreeCache(KVCache):
     """
 
     draft = NOTHING  # the newest tokens, held or in the forward under way, as a tree
+    mask_BTS: Tensor | None = None  # of the forward under way; None for a chain
 
     def positions(self, shape: torch.Size, device: torch.device) -> Tensor:
-        positions_BT = super().positions(shape, device)
+        positions_BT, self.mask_BTS = super().positions(shape, device), None
         if self.draft.is_chain:
             return positions_BT
-        known, new = self._split(shape[-1])
-        before = self.lengths[0] + shape[-1] - len(self.draft)
+        T, M = shape[-1], len(self.draft)
+        S, new = self.lengths[0] + T, min(T, M)  # of the T, `new` are of the draft
+        mask_TS = torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T)
+        mask_TS[T - new :, S - M :] = tree_mask(self.draft, device)[-new:]
+        self.mask_BTS = mask_TS[None]
         depths_M = torch.tensor(self.draft.depths[-new:], device=device)
-        return torch.cat((positions_BT[:, :known], (before - 1 + depths_M)[None]), dim=1)
+        return torch.cat((positions_BT[:, : T - new], (S - M - 1 + depths_M)[None]), dim=1)
 
     def mask(self, T: int, S: int, device: torch.device) -> Tensor | None:
-        """What came before the draft, then ancestors and the token itself; None for a chain."""
-        if self.draft.is_chain:
-            return None
-        known, new = self._split(T)
-        mask_TS = torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T)
-        mask_TS[known:, S - len(self.draft) :] = tree_mask(self.draft, device)[-new:]
-        return mask_TS[None]
-
-    def _split(self, T: int) -> tuple[int, int]:
-        """Of T new tokens: how many come before the draft, and how many are of the draft."""
-        new = min(T, len(self.draft))
-        return T - new, new
+        """What came before the draft, then ancestors and the token itself. Every layer asks; it was
+        made once, with the positions."""
+        return self.mask_BTS
 
     def keep(self, before: int, path: Sequence[int]) -> None:
         """Hold the first `before` tokens and, right after them, the nodes of `path`."""
@@ -119,9 +114,17 @@ class Reader:
 
     @torch.inference_mode()
     def __call__(self, tokens: Sequence[int], draft: Draft = NOTHING) -> Tensor:
-        """Raises: ValueError for an empty sequence; CacheFull beyond the capacity."""
+        """Raises: ValueError for an empty sequence or a token that the model doesn't know;
+        CacheFull beyond the capacity."""
         if not tokens:
             raise ValueError("the sequence is empty: a model continues at least one token")
+        V = self.model.config.V
+        for what, read in (("the sequence", tokens), ("the draft", draft.tokens)):
+            if not 0 <= min(read, default=0) <= max(read, default=0) < V:
+                raise ValueError(
+                    f"{what} holds tokens {min(read)} to {max(read)} but the vocabulary is "
+                    f"0..{V - 1}: model, draft and tokenizer must belong together"
+                )
         self.rewind(tokens[:-1])  # the last token is always read: its logits are asked for
         before, end = len(self), len(tokens)
         self.cache.draft = draft
@@ -141,7 +144,14 @@ class Reader:
         return self.model.head(x_TD[end - before - 1 :])
 
     def keep(self, path: Sequence[int]) -> None:
+        """Raises: ValueError unless `path` is one, in the draft of the last call."""
         end, draft = self._drafted
+        nodes = range(len(draft))
+        if path and (path[-1] not in nodes or list(path) != draft.path(path[-1])):
+            raise ValueError(
+                f"keep({list(path)}): expected nodes of the last draft, of {len(draft)} guesses, "
+                "from a first guess down, each the child of the one before"
+            )
         self.cache.keep(end, path)
         if path:
             slots_P = end + torch.tensor(path, device=self.features_SD.device)
@@ -153,11 +163,17 @@ class Reader:
         """Forget what is held beyond the longest common beginning with `tokens`."""
         if self._drafted[1]:  # a draft nobody settled: its slots are no sequence
             self.keep([])
-        common = 0
-        for held, wanted in zip(self.tokens, tokens, strict=False):
-            if held != wanted:
-                break
-            common += 1
+        common = common_beginning(self.tokens, tokens)
         self.tokens = self.tokens[:common]
         self.cache.truncate(common)
         self._drafted = (common, NOTHING)
+
+
+def common_beginning(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences share before they first differ."""
+    length = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        length += 1
+    return length

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from lecture_util.model.checkpoint import WeightsError
@@ -21,6 +21,7 @@ from .medusa import MedusaDrafter, MedusaHeads, best_tree
 from .target import Reader
 from .vocabulary import DraftVocabulary
 
+REMEDY = "make one with benchmarks/train_drafts.py"
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 
 
@@ -31,17 +32,19 @@ def load_medusa(
 
     Raises: WeightsError if there is no such file, or it was made for another model.
     """
-    tensors, facts = _read(model, ASSETS / "medusa.safetensors" if path is None else path)
-    heads = MedusaHeads(model.config.D, len(facts["accuracy"]))
-    vocabulary = _fill(model, heads, tensors)
-    return heads, vocabulary, torch.tensor(facts["accuracy"])
+    path = ASSETS / "medusa.safetensors" if path is None else path
+    tensors, facts = _read(model, path)
+    accuracy_KR = torch.tensor(facts.get("accuracy", [[]]))
+    heads = MedusaHeads(model.config.D, len(accuracy_KR))
+    return heads, _fill(model, heads, tensors, path), accuracy_KR
 
 
 def load_eagle(model: Transformer, path: Path | None = None) -> tuple[EagleHead, DraftVocabulary]:
     """The head and its vocabulary. Raises: as `load_medusa`."""
-    tensors, _ = _read(model, ASSETS / "eagle.safetensors" if path is None else path)
+    path = ASSETS / "eagle.safetensors" if path is None else path
+    tensors, _ = _read(model, path)
     head = EagleHead(model.config)
-    return head, _fill(model, head, tensors)
+    return head, _fill(model, head, tensors, path)
 
 
 def medusa_drafter(model: Transformer, size: int = 4) -> Callable[[Reader], MedusaDrafter]:
@@ -59,23 +62,31 @@ def eagle_drafter(model: Transformer, **shape: int) -> Callable[[Reader], EagleD
 
 def _read(model: Transformer, path: Path) -> tuple[dict[str, Tensor], dict]:
     if not path.is_file():
-        raise WeightsError(f"no draft head at {path}: make it with benchmarks/train_drafts.py")
-    with safe_open(path, "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        facts = json.loads(file.metadata()["facts"])
+        raise WeightsError(f"no draft head at {path}: {REMEDY}")
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            facts = json.loads((file.metadata() or {})["facts"])
+    except (SafetensorError, KeyError) as error:
+        raise WeightsError(f"{path} is no draft head ({error}): {REMEDY}") from error
     c = model.config
     found = {"D": c.D, "V": c.V, "L": c.L}
     if facts["config"] != found:
         raise WeightsError(
             f"{path.name} was trained on a model of {facts['config']} but this one has {found}: a "
-            "draft head fits one model's features; train one with benchmarks/train_drafts.py"
+            f"draft head fits one model's features; {REMEDY}"
         )
     return tensors, facts
 
 
-def _fill(model: Transformer, head: nn.Module, tensors: dict[str, Tensor]) -> DraftVocabulary:
+def _fill(
+    model: Transformer, head: nn.Module, tensors: dict[str, Tensor], path: Path
+) -> DraftVocabulary:
     """Weights into the head, in the model's dtype and place; what is left is the vocabulary."""
-    ids_U = tensors.pop("ids").long()
-    head.load_state_dict(tensors)
+    try:
+        ids_U = tensors.pop("ids").long()
+        head.load_state_dict(tensors)
+    except (KeyError, RuntimeError) as error:
+        raise WeightsError(f"{path} holds no {type(head).__name__} ({error}): {REMEDY}") from error
     head.to(model.device, model.dtype).eval().requires_grad_(False)
     return DraftVocabulary(model.head, ids_U)

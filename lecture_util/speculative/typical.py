@@ -15,7 +15,7 @@ from torch import Tensor
 from lecture_util.model.sampling import Sampling, probabilities
 
 from .draft import ROOT, Draft
-from .verify import Chance
+from .verify import Chance, check_fit
 
 
 def threshold(p: Tensor, epsilon: float = 0.09, delta: float = 0.3) -> Tensor:
@@ -37,6 +37,7 @@ def verify_typical(
     p is tempered but not filtered. The token after the path is drawn as usual; at temperature 0
     plausible is judged at temperature 1, and the token is the likeliest.
     """
+    check_fit(logits_MV, draft)
     judged = Sampling(temperature=sampling.temperature or 1.0)
     p_MV = probabilities(logits_MV, judged)
     limit_M = threshold(p_MV, epsilon, delta)

@@ -70,11 +70,7 @@ def verify(
     Shapes: logits_MV, the target's after the sequence (row 0) and after node i (row i + 1).
     Raises: ValueError if the rows don't fit the draft, or a token can't have come from its q.
     """
-    if logits_MV.ndim != 2 or len(logits_MV) != len(draft) + 1:
-        raise ValueError(
-            f"logits have shape {tuple(logits_MV.shape)} for a draft of {len(draft)}: expected "
-            f"({len(draft) + 1}, V), a row for the sequence and one for each guess"
-        )
+    check_fit(logits_MV, draft)
     if sampling.temperature == 0:
         return _greedy(logits_MV, draft)
     p_MV = probabilities(logits_MV, sampling)
@@ -83,11 +79,6 @@ def verify(
     while True:
         for node in draft.children[here]:
             x, q_V = draft.tokens[node], draft.q[node]
-            if q_V is not None and not q_V[x] > 0:
-                raise ValueError(
-                    f"guess {node} is token {x}, to which its q gives no probability: hand over "
-                    "the very distribution that the token was drawn from"
-                )
             if chance.happens(float(p_V[x] if q_V is None else p_V[x] / q_V[x])):
                 path.append(node)
                 here, p_V = node, p_MV[node + 1]  # fresh: rejections above don't matter here
@@ -97,11 +88,35 @@ def verify(
             return path, chance.draw(p_V)
 
 
+def check_fit(logits_MV: Tensor, draft: Draft) -> None:
+    """Raises: ValueError if the rows don't fit the draft, or a token can't have come from its q."""
+    if logits_MV.ndim != 2 or len(logits_MV) != len(draft) + 1:
+        raise ValueError(
+            f"logits have shape {tuple(logits_MV.shape)} for a draft of {len(draft)}: expected "
+            f"({len(draft) + 1}, V), a row for the sequence and one for each guess"
+        )
+    V = logits_MV.shape[1]
+    for node, (x, q_V) in enumerate(zip(draft.tokens, draft.q, strict=True)):
+        if not 0 <= x < V:
+            raise ValueError(f"guess {node} is token {x}: the target knows tokens 0 to {V - 1}")
+        if q_V is not None and q_V.shape != (V,):
+            raise ValueError(
+                f"guess {node} has a q of shape {tuple(q_V.shape)}: expected ({V},), one "
+                "probability for each token of the target's vocabulary"
+            )
+        if q_V is not None and not q_V[x] > 0:
+            raise ValueError(
+                f"guess {node} is token {x}, to which its q gives no probability: hand over "
+                "the very distribution that the token was drawn from"
+            )
+
+
 def _greedy(logits_MV: Tensor, draft: Draft) -> tuple[list[int], int]:
     """Temperature 0, where p is one-hot: follow the guesses that are the target's own choice."""
-    if logits_MV.isnan().any():
+    best = logits_MV.max(-1)  # one pass over V for both: NaN is the maximum of its row
+    if best.values.isnan().any():
         raise ValueError("logits hold NaN: the model's output is broken")
-    choices = logits_MV.argmax(-1).tolist()
+    choices = best.indices.tolist()
     path: list[int] = []
     here = ROOT
     while True:

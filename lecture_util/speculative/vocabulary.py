@@ -18,6 +18,11 @@ def frequent(tokens_S: Tensor, V: int, U: int) -> Tensor:
     """The U most frequent of V tokens in a text, in ascending order. Shapes: tokens_S -> ids_U."""
     if not 1 <= U <= V:
         raise ValueError(f"U={U}: expected 1 to V={V} tokens")
+    if len(tokens_S) and not 0 <= tokens_S.min() <= tokens_S.max() < V:
+        raise ValueError(
+            f"the text has tokens {int(tokens_S.min())} to {int(tokens_S.max())}: expected 0 to "
+            f"{V - 1}, is it another tokenizer's?"
+        )
     counts_V = torch.bincount(tokens_S, minlength=V)
     return counts_V.sort(descending=True, stable=True).indices[:U].sort().values
 
@@ -37,6 +42,10 @@ class DraftVocabulary(nn.Module):
                 f"ids_U has shape {tuple(ids_U.shape)}: expected tokens of 0..{V - 1}, such as "
                 "frequent(tokens, V, 8192)"
             )
+        if len(ids_U.unique()) < len(ids_U):
+            raise ValueError("ids_U holds a token twice: it would be guessed twice, once will do")
+        if head.bias is not None:
+            raise ValueError("the head has a bias, which would be dropped: give one without")
         ids_U = ids_U.to(head.weight.device)
         place_V = torch.full((V,), -1, device=ids_U.device)
         place_V[ids_U] = torch.arange(len(ids_U), device=ids_U.device)

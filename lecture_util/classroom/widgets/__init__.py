@@ -22,6 +22,14 @@ kept        layers_kept (notebook 07)
 cells       an importance map as rows and columns of cells
 heat        a map of cells to pick from, by click or arrow keys
 importance  importance_map (notebook 07)
+rounds      rounds of speculative sampling, with words for their tokens
+stepping    buttons and arrow keys that move a slider one step
+ribbon      token_ribbon (notebook 08)
+tree_svg    a draft's tree and its mask, drawn
+unfolding   tree_unfolding (notebook 08)
+curves      measured speed-ups, and what verifying costs
+speedups    speedup_explorer (notebook 08)
+two_symbols two_symbol_explorer (notebook 08)
 race        with and without a cache, side by side (notebooks 01 and 03)
 """
 
@@ -37,7 +45,11 @@ from lecture_util.classroom.widgets.quantizing import (
     quantization_explorer,
 )
 from lecture_util.classroom.widgets.race import Race, race
+from lecture_util.classroom.widgets.ribbon import TokenRibbon, token_ribbon
 from lecture_util.classroom.widgets.roofline import RooflineExplorer, roofline_explorer
+from lecture_util.classroom.widgets.speedups import speedup_explorer
+from lecture_util.classroom.widgets.two_symbols import two_symbol_explorer
+from lecture_util.classroom.widgets.unfolding import TreeUnfolding, tree_unfolding
 from lecture_util.classroom.widgets.viewer import mask_viewer
 
 __all__ = [
@@ -48,6 +60,8 @@ __all__ = [
     "QuantizationExplorer",
     "Race",
     "RooflineExplorer",
+    "TokenRibbon",
+    "TreeUnfolding",
     "WeightInspector",
     "cache_calculator",
     "explore",
@@ -59,5 +73,9 @@ __all__ = [
     "quantization_explorer",
     "race",
     "roofline_explorer",
+    "speedup_explorer",
+    "token_ribbon",
+    "tree_unfolding",
+    "two_symbol_explorer",
     "weight_inspector",
 ]
