@@ -116,7 +116,7 @@ class KVCache:
         return attend(q_BTNH, k_BSKH[:, :S], v_BSKH[:, :S], causal_mask(positions_BT, S))
 
     def mask(self, T: int, S: int, device: torch.device) -> Tensor | None:
-        """mask_BTS, where T new tokens don't simply see all before them. Rows of one length only."""
+        """mask_BTS where T new tokens don't simply see all before them; rows of one length only."""
         return None
 
     def extend(self, T: int) -> None:

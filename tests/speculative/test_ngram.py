@@ -103,7 +103,8 @@ def test_a_budget_bounds_the_guesses(room):
 def test_a_budget_bounds_the_text_when_all_is_accepted(n):
     """transformers#46993: three guesses accepted, and a budget of two exceeded."""
     target = Table(lambda tokens: torch.eye(4)[(tokens[-1] + 1) % 4])  # 0 1 2 3 0 1 2 ...
-    rounds = list(speculate(target, NgramDrafter(shortest=1, k=3), [0, 1, 2, 3, 0], n, sampling=GREEDY))
+    drafter = NgramDrafter(shortest=1, k=3)
+    rounds = list(speculate(target, drafter, [0, 1, 2, 3, 0], n, sampling=GREEDY))
     text = [token for r in rounds for token in r.tokens]
     assert text == [1, 2, 3, 0, 1, 2][:n]
     assert all(len(r.accepted) == len(r.draft) for r in rounds)

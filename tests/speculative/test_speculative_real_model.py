@@ -30,7 +30,7 @@ from lecture_util.speculative.vocabulary import DraftVocabulary
 
 pytestmark = pytest.mark.slow
 
-EOS, NEW, TIE = 2, 16, 1e-3
+EOS, NEW, TIE = 2, 12, 1e-3
 DROPPED = (25, 14, 17, 13)
 GAMMAS = {"early exit": 3, "n-gram": 4, "medusa": 3, "eagle": 3}
 NAMES = list(GAMMAS)
@@ -183,7 +183,7 @@ def test_a_stop_string_ends_the_text_where_it_ends_plain_text(
 
 WORDS = [" red", " blue", " green", " yellow", " white"]
 TEXT = "red blue green red blue red yellow white red blue green blue red blue"
-LENGTH, DRAWS, SEED = 3, 4_000, 0
+LENGTH, DRAWS, SEED = 3, 3_000, 0
 WARM = Sampling(temperature=1.0)
 FILTERED = Sampling(temperature=1.0, top_p=0.8)
 
@@ -446,7 +446,6 @@ class OneNumber(Chance):
         return self.u < probability
 
 
-@pytest.mark.parametrize("sampling", [WARM, FILTERED])
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -461,14 +460,14 @@ class OneNumber(Chance):
         ("medusa", {"verify": bonus_from_what_is_left}),
     ],
 )
-def test_what_is_known_to_be_wrong_is_found_out(words, name, options, sampling):
+def test_what_is_known_to_be_wrong_is_found_out(words, name, options):
     """By the very test that the right one passes, with as many draws."""
     if name == "surest guess":
-        drafter = SurestGuess(words.table("small"), 2, sampling)
+        drafter = SurestGuess(words.table("small"), 2, WARM)
     else:
-        drafter = words.drafter(name, sampling)
-    outputs = words.outputs(drafter, sampling, **options)
-    assert p_value(outputs, words.joint(sampling)) < 1e-6
+        drafter = words.drafter(name, WARM)
+    outputs = words.outputs(drafter, WARM, **options)
+    assert p_value(outputs, words.joint(WARM)) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["draft model", "eagle"])
