@@ -98,7 +98,7 @@ def checker(subject, T, S=256):
     return one_check
 
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 here = predict("fp32, on this machine: 9 tokens take how many times as long as 1?", unit="times")
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
@@ -180,7 +180,7 @@ def words(tokens):
 
 
 by_hand = []
-for number in range(8):
+for number in range(6):
     guesses = lookup([*prompt, *by_hand], longest=3, k=6)
     gained = one_round([*prompt, *by_hand], guesses)
     by_hand += gained
@@ -294,7 +294,8 @@ hint("8.1")
 #
 # It is rejection sampling with a twist. Rejection sampling would throw away and draw again until something
 # fits; here the second draw always fits, since it comes from just what is missing.
-#
+
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ![Three panels of bars over five words. Target p .40, .25, .20, .10, .05 beside draft q .20, .45, .10, .10, .15. The draft's bars split: the smaller of p and q is kept, .70 in all; what stands above p is rejected, .30. The target's bars rebuilt: the same kept parts, and on top the residual, .20 on mat and .10 on rug: as much as was rejected.](../images/the-residual.svg)
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
@@ -304,7 +305,7 @@ hint("8.1")
 # have to become B's. Step through it, then change the arguments: what happens if the draft likes A too
 # *little*?
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 from lecture_util.speculative.expected import two_symbols
 
 step(two_symbols, 0.6, 0.9)
@@ -326,7 +327,7 @@ two_symbol_explorer()
 # The first term is $\min(p(x), q(x))$. And $\alpha$ is how likely *any* guess is accepted. Since $\sum_y
 # \max(p(y)-q(y), 0) = 1 - \alpha$, the second term is $\max(p(x)-q(x), 0)$. Their sum is $p(x)$.
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.speculative.verify import agreement, residual
 
 draw = torch.Generator().manual_seed(0)
@@ -357,7 +358,7 @@ for V in (2, 7, 1000):
 # but with *all* that can happen. Every chance in the library goes through an object of class `Chance`. In
 # its place we put one that goes down each path in turn, and knows how likely it is:
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.speculative.verify import Chance
 
 
@@ -433,7 +434,7 @@ def speculative_run(drafter=ModelDrafter, rule=verify):
     return run
 
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 wanted, few = joint(plain_run)
 got, many = joint(speculative_run())
 print(f"{int((wanted > 0).sum())} texts are possible; {few} paths plainly, {many} speculatively")
@@ -449,7 +450,7 @@ assert (got - wanted).abs().max() < 1e-12 and abs(got.sum() - 1) < 1e-12
 # out wrongly.
 
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 def accepts_all(logits_MV, guesses, sampling, chance):
     return list(range(len(guesses))), chance.draw(probabilities(logits_MV[-1], sampling))
 
@@ -479,7 +480,7 @@ for name, run in wrong.items():
 # > is lost. *Block verification* (Sun et al. 2024, arXiv:2403.10444) lets it make up for the guesses
 # > before. Every path again:
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.speculative.block import verify_block
 
 
@@ -773,15 +774,11 @@ short, tally = 20, Tally()
 with stopwatch(model.device) as plainly:
     generate(model, [prompt], short, eos=END)
 with stopwatch(model.device) as guessing:
-    made = generate_speculative(
-        model,
-        lambda reader: ModelDrafter(Reader(shallow, 256), 2),
-        prompt,
-        short,
-        eos=END,
-        tally=tally,
-    )
+    made = generate_speculative(model, lambda reader: ModelDrafter(Reader(shallow, 256), 2),
+                                prompt, short, eos=END, tally=tally)  # fmt: skip
 assert made == plain[:short]
+
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 measured = plainly.seconds / guessing.seconds
 print(
     f"{tally.tokens_per_round:.2f} tokens a round; {measured:.2f} times as fast (prompt included)"
@@ -881,7 +878,7 @@ else:
 # in tasks whose answer repeats the input, ours beside transformers' prompt lookup, each against its own
 # plain decoding, on the same weights and prompts:
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "hide-input"] slideshow={"slide_type": "subslide"}
 print(
     "tokens/s                plain  n-gram  faster  predicted   transformers: plain  lookup  faster"
 )
@@ -974,7 +971,7 @@ for k, ranks in enumerate(accuracy_KR.tolist(), start=1):
 first_K = accuracy_KR[:, 0]
 assert (first_K[1:] < first_K[:-1]).all()
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # That is **Medusa-1**: the model is frozen, so plain decoding stays what it was. (The paper's heads for a 7
 # B model took five hours on one A100, for 60,000 samples.) **Medusa-2** trains the model along with its
 # heads. To the heads' loss, small at first, the usual loss of the next token is added,
@@ -1044,6 +1041,8 @@ asked = chat(tokenizer, held_prompts(3)[2])
 medusa_rounds = list(stream_speculative(model, medusa_drafter(model, 6), asked, 24, eos=END))
 nodes = sorted(best_tree(accuracy_KR, 6), key=len)  # as the drafter orders them
 chances = [float(accuracy_KR[len(node) - 1, node[-1]]) for node in nodes]
+
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 tree_unfolding(medusa_rounds[1:4], tokenizer, probabilities=[chances] * 3)
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
@@ -1195,7 +1194,7 @@ check("8.5", tree_in_one_forward)
 # ones must go, or every later token sees words that were never said. Exactly those: who clears the cache
 # after each round pays for the prompt again and again.
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 toy_draft, sharp = early_exit(toy, [0, 2]), Sampling(temperature=0.1)
 reader, small = Reader(toy, 128), ModelDrafter(Reader(toy_draft, 128), 3, sharp)
 chance, text, seen = Chance(torch.Generator().manual_seed(0)), [3, 1, 4], {}
@@ -1223,7 +1222,7 @@ print("logits after all that: those of a fresh forward")
 # text ends *there*, whatever guesses after it would also have been accepted. A target that follows a script
 # shows all cases; 2 is the end token:
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 script = [5, 1, 4, 2, 3, 6, 2, 8]
 
 
@@ -1372,6 +1371,8 @@ for name, by_dtype in table.items():
         rest = parts["verify_ms"] + parts["other_ms"]
         print(f"{name:<11} {dtype:<9} {row['tokens_per_round']:18.2f} {parts['target_ms']:13.2f} "
               f"{parts['draft_ms']:8.2f} {rest:11.2f}")  # fmt: skip
+
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 for name, rows in record["trees"].items():
     top = max(rows, key=lambda row: row["speedup"])
     print(f"{name}: of {len(rows)} trees the fastest has {top['size']} guesses, {top['tokens_per_round']:.2f} "

@@ -137,6 +137,7 @@ def test_every_picture_of_the_lecture_so_far_is_answered():
         "pruning-kd",
         "speculative-sampling-algorithm",
         "speculative-sampling-results",
+        "speculative-sampling-stats",
         "medusa-eagle",
     } <= answered
 

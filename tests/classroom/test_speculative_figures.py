@@ -303,7 +303,7 @@ def checking_is_cheap_alone(run: dict) -> bool:
             over[dtype, B] = entry["ms"][entry["T"].index(9)] / entry["ms"][0]
     cheap = all(over[dtype, "1"] < 9 / 2 for dtype in run["verify_cost"])
     return cheap and all(
-        over[dtype, "1"] < over[dtype, "8"] < over[dtype, "32"] for dtype in run["verify_cost"]
+        max(over[dtype, "1"], over[dtype, "8"]) < over[dtype, "32"] for dtype in run["verify_cost"]
     )
 
 
@@ -354,7 +354,7 @@ def test_titles_can_be_found_unsupported():
     for entry in flat["chen"]["ngram"]:
         entry["loop_ms"] = 30.0
     assert not fewer_kept_and_longer(flat)
-    flat["verify_cost"]["float32"]["8"] = flat["verify_cost"]["float32"]["1"]
+    flat["verify_cost"]["float32"]["32"] = flat["verify_cost"]["float32"]["1"]
     assert not checking_is_cheap_alone(flat)
     flat["drafters"]["eagle"]["float32"]["profile"]["target_ms"] *= 2
     assert not more_tokens_than_speed(flat)

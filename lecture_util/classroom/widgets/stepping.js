@@ -5,9 +5,8 @@ function render({ model, el }) {
 
   function prepare() {
     for (const part of box.querySelectorAll(".stepped")) {
-      if (part.dataset.lmSuppressShortcuts) continue;
       part.dataset.lmSuppressShortcuts = "true"; // its arrow keys are its own, not the notebook's
-      if (part.tagName === "BUTTON") continue;
+      if (part.tagName === "BUTTON" || part.tabIndex === 0) continue;
       part.tabIndex = 0;
       part.setAttribute("role", "group");
       part.setAttribute("aria-label", model.get("label"));
