@@ -424,6 +424,11 @@ def test_what_can_t_unfold_is_refused(drafts, more, message):
         tree_unfolding(drafts, **more)
 
 
+def test_several_drafters_at_once_can_t_unfold():
+    with pytest.raises(TypeError, match="a dict of EAGLE: pass the rounds of one drafter"):
+        tree_unfolding({"EAGLE": [BONUS]})
+
+
 # --- speedup_explorer
 
 RECORD = {
@@ -520,6 +525,7 @@ def test_a_move_redraws_only_what_moves():
         ([("n-gram", 8)], {}, r"point \('n-gram', 8\): expected \(name"),
         ([("n-gram", 8, 2.0, float("nan"))], {}, "finite numbers"),
         ([("n-gram", -1, 2.0, 1.0)], {}, "gamma from 0 up"),
+        ([("n-gram", 10**7, 2.0, 1.0)], {}, "gamma from 0 up to 1024"),
         ([3], {}, "point 3"),
         ({"early_exits": [{}]}, {}, "not as benchmarks/speculative.py writes it, KeyError"),
         ([], {"alpha": 1.2}, "alpha is 1.2: expected 0 to 1"),

@@ -1,8 +1,11 @@
 """Checks of notebook 08: speculative sampling."""
 
+import contextlib
 import copy
 import itertools
+import random
 
+import numpy as np
 import torch
 
 from lecture_util.classroom.exercise import exercise
@@ -49,7 +52,9 @@ def _lookup(
             guesses = tokens[first : first + most]
             if whole and len(guesses) < most:
                 continue
-            if ending == "filter":
+            if ending == "drop":
+                guesses = [] if eos in guesses else guesses
+            elif ending == "filter":
                 guesses = [token for token in guesses if token != eos]
             elif ending != "never" and eos in guesses:
                 guesses = guesses[: guesses.index(eos) + (ending == "with")]
@@ -74,7 +79,13 @@ ENDINGS = {
     "the end token itself is guessed: in a prompt it closed somebody's turn, so end the guess "
     "before it": "with",
     "the end token was left out and what follows it kept: a guess ends there": "filter",
+    "a guess with the end token in it was dropped whole: what stands before it can be right": "drop",
 }
+
+
+def _shorter(most):
+    """A lookup that never tries more than most(longest) tokens."""
+    return lambda tokens, longest, *rest: _lookup(tokens, most(longest), *rest)
 
 
 def _both_ends():
@@ -105,7 +116,8 @@ def _(answer, c):
     eos, few = 2, c.int(3, 4)
     text = [
         ([1, 2, 9, 1, 2, 8, 1, 2], 3, 3, 20),  # leftmost would give 9
-        ([1, 2, 3, 4, 9, 3, 7, 1, 2, 3], 3, 4, 20),  # a shorter match stands nearer
+        ([1, 2, 3, 4, 9, 2, 3, 7, 1, 2, 3], 3, 4, 20),  # a shorter match stands nearer
+        ([1, 2, 3, 4, 5, 9, 2, 3, 4, 6, 1, 2, 3, 4], 4, 4, 20),  # even one of three tokens
         ([1, 2, 3, 4, 5, 6, 7, 8, 9, 3, 4], 5, 8, few),  # no more than the budget, less one
         ([1, 2, 3, 1, 2], 3, 8, 1),  # room for the target's own token, and no more
         ([5, 6, 7, 8, -1, 10, 11, 5, 6], 4, 8, 20),  # what follows has an end token in it
@@ -137,6 +149,9 @@ def _(answer, c):
             "only n = longest was tried: go on with shorter runs": _looks(
                 lengths=lambda top: [top] if top > 0 else []
             ),
+            "runs of `longest` tokens count too: begin with n = longest": _shorter(lambda n: n - 1),
+            "runs of `longest` tokens count too, yours end at two": _shorter(lambda n: min(n, 2)),
+            "runs of `longest` tokens count too, yours end at three": _shorter(lambda n: min(n, 3)),
             "the guess repeats the matched tokens: it begins after them": _looks(from_match=True),
             "matches that k tokens don't follow were passed over: fewer guesses will do": _looks(
                 whole=True
@@ -239,6 +254,11 @@ def _(answer, c):
             "negative entries are left in the residual: clamp at 0 before you normalise": _judged(
                 rest=lambda p, q: p - q, raw=True
             ),
+            "the residual is not a softmax, which would give every token a share: clamp p - q at 0 "
+            "and divide by its sum": _judged(rest=lambda p, q: (p - q).softmax(-1), raw=True),
+            "the residual is not a softmax: clamp p - q at 0 and divide by its sum": _judged(
+                rest=lambda p, q: p if torch.equal(p, q) else (p - q).softmax(-1), raw=True
+            ),
             "where p and q agree nothing is left, and 0/0 is NaN: p itself will do": (
                 lambda p, q, x: (
                     _judge(p, q, x)[0],
@@ -336,6 +356,21 @@ def _lengths_of_rounds(function, p_MV, q_KV):
     return lengths
 
 
+def _generators():
+    state = np.random.get_state()
+    return random.getstate(), state[1].tolist(), state[2], torch.get_rng_state().tolist()
+
+
+def _chances_elsewhere(function, p_MV, q_KV) -> bool:
+    """Whether the function draws numbers that `chance` knows nothing of."""
+    before, chance = _generators(), _EveryChance(4)
+    paths = chance.outcomes(lambda: function(p_MV.clone(), q_KV.clone(), chance))
+    with contextlib.suppress(Exception):  # what is wrong otherwise, the next check says
+        for _ in itertools.islice(paths, 200):
+            pass
+    return _generators() != before
+
+
 def _leaves_alone(c, function, p_MV, q_KV):
     """One check: on no path does the function write into what it was given."""
     chance, same = _EveryChance(4), []
@@ -350,14 +385,18 @@ def _leaves_alone(c, function, p_MV, q_KV):
     c.expect(all(same), "your function changed what it was given: build new values instead")
 
 
-def _round(p_MV, q_KV, chance, *, drawn=True, fresh=True, bonus=True, renewed=True):
+def _left(p_V, q_V):
+    return (p_V - q_V).clamp(min=0)
+
+
+def _round(p_MV, q_KV, chance, *, drawn=True, fresh=True, bonus=True, renewed=True, left=_left):
     """One round over a chain of guesses; each keyword as False is one of the printed mistakes."""
     guesses = [chance.draw(q_V) if drawn else int(q_V.argmax()) for q_V in q_KV]
     once = None if fresh else chance.uniform()
     left_V = p_MV[-1]
     for k, x in enumerate(guesses):
         u = chance.uniform() if fresh else once
-        left_V = (p_MV[k] - q_KV[k]).clamp(min=0)
+        left_V = left(p_MV[k], q_KV[k])
         if not left_V.sum() > 0:
             left_V = p_MV[k]
         if u >= p_MV[k, x] / q_KV[k, x]:
@@ -385,6 +424,12 @@ def _wrongs(p_MV, q_KV):
             )
     found["after a rejection the token comes from p, not from the residual"] = lambda: _joint(
         lambda p, q, chance: _round(p, q, chance, renewed=False), p_MV, q_KV
+    )
+    found[
+        "the residual is not all of p where p is larger: only what p has more than q, p - q, is "
+        "still missing"
+    ] = lambda: _joint(
+        lambda p, q, chance: _round(p, q, chance, left=lambda p, q: p * (p > q)), p_MV, q_KV
     )
     found["everything is accepted: that is the draft's distribution"] = lambda: _joint(
         lambda p, q, chance: [*map(chance.draw, q), chance.draw(p[-1])], p_MV, q_KV
@@ -423,6 +468,11 @@ def _(answer, c):
     for p_MV, q_KV in ((p[:3], q[:2]), (p[1:4], q[1:3]), (p[:2], q[:1])):
         if not callable(answer):
             c.call(answer)  # says what is wrong with that
+        c.expect(
+            not _chances_elsewhere(answer, p_MV, q_KV),
+            "some chances don't come from `chance`: with chance.uniform() and chance.draw the check "
+            "can go down every path",
+        )
         joint = c.call(lambda p, q: _joint(answer, p, q), p_MV, q_KV)
         want = p_MV[0]
         for p_V in p_MV[1:]:
@@ -440,10 +490,34 @@ def _(answer, c):
         c.call(lambda p, q: _lengths_of_rounds(answer, p, q), p[:3], q[:2]),
         [1 - agree[0], agree[0] * (1 - agree[1]), agree[0] * agree[1]],
         rtol=1e-9,
-        wrong={"exact, but no guess is ever used: that is plain sampling": [1.0, 0.0, 0.0]},
+        wrong={
+            "exact, but no guess is ever used: that is plain sampling": [1.0, 0.0, 0.0],
+            "exact, but without the bonus: if all guesses were accepted, p's last row yields one "
+            "token more": [1 - agree[0], agree[0], 0.0],
+            "it goes on after a rejection: the guesses behind it continue a text that is no longer "
+            "there, so the round ends (it looks exact only because no row here depends on the "
+            "guesses)": [0.0, 0.0, 1.0],
+        },
         given="how often a round yields 1, 2 and 3 tokens",
     )
     c.call(lambda p, q: _leaves_alone(c, answer, p, q), p[:3], q[:2])
+
+
+def _climb(alpha, c, v, most):
+    """Uphill from no guess, to the first step that goes down."""
+    best = 0, 1.0
+    for gamma in range(1, most + 1):
+        gain = sum(alpha**k for k in range(gamma + 1)) / (gamma * c + v(gamma + 1))
+        if gain < best[1]:
+            break
+        best = gamma, gain
+    return best
+
+
+def _straight(alpha, c, v, most, *, far):
+    """As if v were a line from v(1) through v(far)."""
+    slope = (v(far) - 1) / (far - 1)
+    return _plan(alpha, c, lambda n: 1 + (n - 1) * slope, most)
 
 
 def _plan(alpha, c, v, most, *, tokens=None, cost=None, least=0, last=1):
@@ -478,6 +552,9 @@ def _(answer, c):
     def steep(n):
         return 1 + 0.6 * (n - 1)
 
+    def stairs(n):
+        return 1.0 if n == 1 else 1.6 if n <= 8 else 3.0
+
     cases = [
         (0.8, 0.05, slow, 12),
         (c.float(0.55, 0.7), 0.1, slow, c.int(9, 12)),
@@ -486,6 +563,7 @@ def _(answer, c):
         (c.float(0.92, 0.97), 0.01, flat, 5),  # more than `most` would be better still
         (c.float(0.72, 0.78), 0.02, slow, 10),
         (1.0, 0.25, flat, 4),
+        (c.float(0.94, 0.96), 0.4, stairs, 12),  # one guess loses, seven win, eight win less
     ]
     c.like(
         answer,
@@ -514,6 +592,12 @@ def _(answer, c):
             ),
             "no guess at all is a plan too, and the best where guesses cost too "
             "much": lambda a, c, v, m: _plan(a, c, v, m, least=1),
+            "the search stopped at the first decrease: more guesses can be better again, so try "
+            "every gamma up to `most`": _climb,
+            "v was taken to be a straight line, from v(1) and v(2): ask it for every "
+            "n": lambda a, c, v, m: _straight(a, c, v, m, far=2),
+            "v was taken to be a straight line, to v(most + 1): ask it for every "
+            "n": lambda a, c, v, m: _straight(a, c, v, m, far=m + 1),
             "gamma = most is allowed": lambda a, c, v, m: _plan(a, c, v, m, last=0),
             "that is the speed-up first, then gamma: the other way round": lambda a, c, v, m: (
                 _plan(a, c, v, m)[::-1]
@@ -595,6 +679,10 @@ def _trees():
             )
     found["the sequence itself is hidden: every guess sees all of it"] = lambda parents, before: (
         _tree(parents, before, prefix=False)
+    )
+    found["the mask is inverted: True is where a guess may look"] = lambda parents, before: (
+        ~_tree(parents, before)[0],
+        _tree(parents, before)[1],
     )
     found["positions count from 0: they go on where the sequence ends"] = lambda parents, before: (
         _tree(parents, before, at=lambda m: depth(parents, m) - 1 - before)

@@ -12,6 +12,7 @@ import numpy as np
 from lecture_util.classroom.figures.small_caches import recorded
 
 MOST = 16  # guesses a round that are drawn
+FAR = 1024  # and that a measured point may have
 FLAT = "flat: any number costs one"
 
 
@@ -71,8 +72,10 @@ def _point(one: Any) -> Point:
             f"point {one!r}: expected (name, gamma, tokens a round, speed-up)"
         ) from error
     numbers = point.gamma, point.tokens, point.speedup
-    if not all(map(math.isfinite, numbers)) or point.gamma < 0 or min(numbers[1:]) <= 0:
-        raise ValueError(f"point {one!r}: expected finite numbers above 0, gamma from 0 up")
+    if not all(map(math.isfinite, numbers)) or min(numbers[1:]) <= 0 or not 0 <= point.gamma <= FAR:
+        raise ValueError(
+            f"point {one!r}: expected finite numbers above 0, gamma from 0 up to {FAR}"
+        )
     return point
 
 

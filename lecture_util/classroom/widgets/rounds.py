@@ -90,6 +90,11 @@ def told(rounds: Any, tokenizer: Any = None, whose: str = "") -> list[Told]:
     if isinstance(rounds, Round | Draft):
         rounds = [rounds]
     if isinstance(rounds, Mapping):
+        if "rounds" not in rounds:
+            raise TypeError(
+                f"a dict of {', '.join(map(str, rounds)) or 'nothing'}: pass the rounds of one "
+                'drafter, or a recorded example with its "rounds"'
+            )
         rounds = rounds["rounds"]
     if isinstance(rounds, str) or not isinstance(rounds, Iterable):
         raise TypeError(
