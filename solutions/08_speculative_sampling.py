@@ -66,7 +66,7 @@ eight.reveal(predicted=forward_ms(1, 8) / forward_ms(1, 1))
 # %% [markdown]
 # **Read.** At $B=1$ eight tokens cost what one costs: the weights are read once either way, and the
 # arithmetic is far from the limit. A guess that turns out right is a token for nothing. With 128 sequences
-# the batch has used up that free arithmetic itself (notebook 02), and every further guess is paid for.
+# the batch has nearly used it up (notebook 02): after a few guesses every further one is paid for.
 # Speculation is for *small* batches: for one impatient reader, more than for a full server. (With long
 # caches it lasts longer: they are read once for all guesses, too.)
 
@@ -134,9 +134,9 @@ for dtype, batches in record["verify_cost"].items():
 
 # %% [markdown] slideshow={"slide_type": "notes"}
 # *For the instructor.* Let the room guess the ratio for the H100 before the table. Those who remember
-# notebook 02 say 1, the others say
-# 8. Then ask: who pays, if everything is read once? (Arithmetic, which was idle.) And when does that end?
-#    (When the batch keeps it busy.) The row B=128 is the answer to "why doesn't every server do this?"
+# notebook 02 say one, the others say eight. Then ask: who pays, if everything is read once? (Arithmetic,
+# which was idle.) And when does that end? (When the batch keeps it busy.) The row B=128 is the answer to
+# "why doesn't every server do this?"
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## 2. One round, by hand
@@ -316,9 +316,9 @@ from lecture_util.classroom.widgets import two_symbol_explorer
 two_symbol_explorer()
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
-# > **Erratum.** The lecture proves exactness by this example: one token, two symbols, a draft that likes A
-# > too much. That is correct, and it is not yet what we use: a vocabulary of 49,152, drafts of several
-# > tokens, and a bonus. (Stanford CS336, spring 2025, lecture 10.)
+# > **Note.** The lecture proves exactness by this example: one token, two symbols, a draft that likes A too
+# > much. That is correct, and it is not yet what we use: a vocabulary of 49,152, drafts of several tokens,
+# > and a bonus. (Stanford CS336, spring 2025, lecture 10.)
 #
 # **Any vocabulary.** $x$ comes out in one of two ways: drawn and accepted, or after a rejection.
 #
@@ -673,7 +673,8 @@ for g in (1, 4, 8):
 # $$\text{speed-up} = \frac{1-\alpha^{\gamma+1}}{(1-\alpha)\,(\gamma c + v(\gamma+1))}$$
 #
 # Leviathan et al. have $v = 1$: on their accelerator at batch 1, as in our first table, checking is free.
-# Then more agreement is always better, and of guesses there is a best number, which $c$ decides:
+# Then more agreement is always better, and of guesses there is a best number, which $\alpha$
+# and $c$ decide:
 
 # %%
 for alpha_, c in [(0.6, 0.02), (0.8, 0.02), (0.8, 0.1), (0.8, 0.5), (0.8, 1.0)]:
@@ -689,19 +690,19 @@ for alpha_, c in [(0.6, 0.02), (0.8, 0.02), (0.8, 0.1), (0.8, 0.5), (0.8, 1.0)]:
 # ![Left, speed-up against α: formulas for γ = 3, 5, 7 rise ever steeper. Measured with T5-XXL (in brackets the formula's tokens a round): γ=7, α=0.75, 3.4× (3.60); γ=7, α=0.62, 2.6× (2.57); γ=5, α=0.65, 3.1× (2.64); γ=5, α=0.53, 2.3× (2.08); γ=3, α=0.55, 2.2× (2.02); γ=3, α=0.56, 1.7× (2.05). Right, predicted against γ if a guess costs 0.05 forwards: best at γ=3 for α=0.5, γ=6 for α=0.7, γ=13 for α=0.9.](../images/leviathan.svg)
 
 # %% slideshow={"slide_type": "subslide"}
-published = [("EnDe, T5-small", 7, 0.75, 3.4), ("CNN/DM, T5-small", 5, 0.65, 3.1),
-             ("CNN/DM, T5-base", 3, 0.55, 2.2), ("CNN/DM, T5-large", 3, 0.56, 1.7)]  # fmt: skip
-print("Leviathan et al. 2022, table 2, T5-XXL at temperature 0")
+published = [("EnDe, small, T=0", 7, 0.75, 3.4), ("CNN/DM, small, T=0", 5, 0.65, 3.1),
+             ("CNN/DM, small, T=1", 5, 0.53, 2.3), ("CNN/DM, base, T=1", 3, 0.55, 2.2),
+             ("CNN/DM, large, T=1", 3, 0.56, 1.7)]  # fmt: skip
+print("Leviathan et al. 2022, table 2, T5-XXL: task, T5 that drafts, temperature")
 for name, g, a, times in published:
     made = expected_tokens(a, g)
-    print(f"{name:<17} gamma {g}, alpha {a}: {made:.2f} tokens a round, {times} times as fast,"
-          f" {made / times:.2f} tokens for each")  # fmt: skip
+    print(f"{name:<18} gamma {g}, alpha {a}: {made:.2f} tokens a round, {times} times as fast")
 
 # %% [markdown]
-# The larger T5 drafts cost far more than T5-small, and are hardly right more often. And look at the second
-# row: it is *faster* than its tokens account for, even if guesses and checks were free. So $\alpha$ and
-# time were not measured on the same terms, or the guesses are not alike. A formula predicts; it takes a
-# clock to know.
+# At one temperature, T=1, the larger drafts cost far more than T5-small and are hardly right more often. And
+# look at the second row: it is *faster* than its tokens account for, even if guesses and checks were free.
+# So $\alpha$ and time were not measured on the same terms, or the guesses are not alike. A formula predicts;
+# it takes a clock to know.
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # ### Which pairs?
@@ -760,11 +761,11 @@ print(f"alpha {alpha_sampled:.2f} sampled, {alpha_greedy:.2f} greedy; a guess co
 pays = predict("Early exit, 2 guesses a round: how many times as fast?", unit="times")
 
 # %% tags=["nbval-ignore-output"]
-v_2 = cost_s["fp32", 3] / cost_s["fp32", 1]
-predicted = speedup(alpha_greedy, 2, c, v_2)
-plan = best_gamma(alpha_greedy, c, lambda n: 1 + (n - 1) * (v_2 - 1) / 2, most=8)
+v_3 = cost_s["fp32", 3] / cost_s["fp32", 1]
+predicted = speedup(alpha_greedy, 2, c, v_3)
+plan = best_gamma(alpha_greedy, c, lambda n: 1 + (n - 1) * (v_3 - 1) / 2, most=8)
 print(f"predicted {predicted:.2f} times as fast; best are {plan} guesses: "
-      f"{speedup(alpha_greedy, plan, c, 1 + plan * (v_2 - 1) / 2):.2f}")  # fmt: skip
+      f"{speedup(alpha_greedy, plan, c, 1 + plan * (v_3 - 1) / 2):.2f}")  # fmt: skip
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 from lecture_util.speculative.speculate import generate_speculative
@@ -786,10 +787,10 @@ print(
 pays.reveal(measured, predicted=predicted)
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
-# **Read.** The same answer, and next to nothing to win: a draft that costs about three quarters of its
+# **Read.** The same answer, and nothing to win: it is slower. A draft that costs about three quarters of its
 # target uses up what it saves, however well it guesses. On a machine where checking isn't free either, the
-# best number of guesses is *none*. The record has other depths, and for each the best of several numbers of
-# guesses:
+# best number of guesses is *none*. The record has other depths (and other prompts, so another $\alpha$), and
+# for each the best of several numbers of guesses:
 
 # %% tags=["nbval-ignore-output"]
 for entry in record["early_exits"]:
@@ -874,9 +875,9 @@ else:
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # ### The prompt's own words
 #
-# Section 2's look-up: $c = 0$, and no training. How often it is right depends on the *task*. As recorded,
-# in tasks whose answer repeats the input, ours beside transformers' prompt lookup, each against its own
-# plain decoding, on the same weights and prompts:
+# Section 2's look-up: $c = 0$, and no training. How often it is right depends on the *task*. As recorded
+# (decoding only, without the prompt), in tasks whose answer repeats the input, ours beside transformers'
+# prompt lookup, each against its own plain decoding, on the same weights and prompts:
 
 # %% tags=["nbval-ignore-output", "hide-input"] slideshow={"slide_type": "subslide"}
 print(
@@ -892,7 +893,8 @@ for row in record["grounded"]:
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # The original README reports 2 to 4 times on such tasks (Saxena 2023), on a GPU. Where nothing is repeated
-# the look-up finds little, and guesses wrongly what it finds: then it costs a little, and changes nothing.
+# the look-up finds little. Guessing from a single token costs a little even so, and our drafter wants at
+# least two in a row.
 #
 # ### A peer, on the same weights
 #
@@ -932,8 +934,8 @@ del theirs, assistant
 # ### Medusa: heads
 #
 # The model's last feature $x$ holds more than the next token: it has begun to think of the one after. So
-# add *heads* that read the same feature, and let head $k$ guess $k$ tokens further on. One small matrix
-# each, all in one go; the model itself stays frozen:
+# add *heads* that read the same feature, and let head $k$ guess the token $k$ after the next. One small
+# matrix each, all in one go; the model, with its own head $W_{\text{out}}$, stays frozen:
 #
 # $$\text{head}_k(x) = W_{\text{out}}\left(x + \operatorname{SiLU}(W_k x + b_k)\right)$$
 #
@@ -956,10 +958,10 @@ print(
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # ### Training them
 #
-# The teacher is the model's own text: questions are put to it, and its answers are what the heads learn to
-# foresee. Loss of head $k$: the cross-entropy of the token $k+1$ further on, weighted by $0.8^k$. Ours were
-# trained so by `benchmarks/train_drafts.py`, and come with the course. How often is each right, on prompts
-# with other topics?
+# The teacher is the model's own text: questions are put to it, and its answers are what the heads learn
+# to foresee. Loss of head $k$: the cross-entropy of its token, the $k$-th after the next, times
+# $0.8^{k-1}$. Ours were trained so by `benchmarks/train_drafts.py`, and come with the course. How often
+# is each right, on prompts with other topics?
 
 # %% tags=["nbval-ignore-output"]
 from lecture_util.speculative.trained import load_medusa
@@ -976,7 +978,7 @@ assert (first_K[1:] < first_K[:-1]).all()
 # B model took five hours on one A100, for 60,000 samples.) **Medusa-2** trains the model along with its
 # heads. To the heads' loss, small at first, the usual loss of the next token is added,
 #
-# $$\mathcal L = \mathcal L_{\text{next}} + \lambda_0 \sum_k 0.8^k\, \mathcal L_k,$$
+# $$\mathcal L = \mathcal L_{\text{next}} + \lambda_0 \sum_k 0.8^{k-1}\, \mathcal L_k,$$
 #
 # so that the features learn to look ahead and the model keeps its language. The heads warm up alone and
 # with a higher learning rate, or their random guesses would spoil the model. It guesses better, but it is
@@ -993,18 +995,19 @@ assert (first_K[1:] < first_K[:-1]).all()
 # %% tags=["nbval-ignore-output"]
 from lecture_util.speculative.medusa import best_tree
 
+seen = {row["size"]: row["tokens_per_round"] for row in record["trees"]["medusa"]}
 for size in (1, 3, 6, 12):
     tree = best_tree(accuracy_KR, size)
     worth = sum(
         float(torch.stack([accuracy_KR[k, r] for k, r in enumerate(node)]).prod()) for node in tree
     )
-    print(f"{size:>2} guesses: {1 + worth:.2f} tokens a round expected; depths "
-          f"{[sum(len(node) == d for node in tree) for d in (1, 2, 3)]}")  # fmt: skip
+    print(f"{size:>2} guesses: {1 + worth:.2f} tokens a round expected, {seen[size]:.2f} recorded; "
+          f"depths {[sum(len(node) == d for node in tree) for d in (1, 2, 3)]}")  # fmt: skip
 
 # %% [markdown]
-# A tree with more nodes accepts more, and costs more to check. What it may cost is $v$ again: on a GPU,
-# where 64 tokens are as cheap as one, Medusa's trees have about that many nodes. Here a few are all that
-# pays.
+# Fewer, as recorded: heads are not independent, and those are other prompts. A larger tree accepts more, and
+# costs more to check. What it may cost is $v$ again: on a GPU, where 64 tokens are as cheap as one, Medusa's
+# trees have about that many nodes. Here a few are all that pays.
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # ### One forward for a tree
@@ -1079,7 +1082,7 @@ assert (trees - wanted).abs().max() < 1e-12
 # Medusa also proposes another rule: accept whatever the target finds *plausible*, that is above a
 # threshold, which is lower where the target is unsure. No ratio, no residual: more is accepted. And the
 # text is no longer a sample from the model; it leans to what the draft likes. Often that is fine. But say
-# it: it is **lossy**.
+# it: it is **lossy**. (Four symbols, an arbitrary toy, chosen guesses: below is a hard case.)
 
 # %%
 from lecture_util.speculative.typical import verify_typical
@@ -1299,7 +1302,7 @@ differs = predict(
 # %% slideshow={"slide_type": "subslide"}
 @torch.inference_mode()
 def read_in_blocks(subject, tokens, T):
-    """Logits after each of `plain`, read T tokens at a time behind the prompt."""
+    """The logits that choose each of `tokens`, read T at a time behind the prompt."""
     cache = KVCache(subject.config, 1, len(prompt) + len(tokens), subject.dtype, subject.device)
     subject.features(prompt_1T[:, :-1], cache)
     read = torch.tensor([[prompt[-1], *tokens[:-1]]], device=subject.device)
@@ -1325,8 +1328,7 @@ differs.reveal("nearly equal")
 # numbers in another *order*, and rounds in other places. In fp32 that is the sixth digit or so. In bf16,
 # which has not quite three, it reaches the logits. Where the two best tokens are closer than that, a
 # **near-tie**, the choice flips, and from there the texts go apart. Neither is wrong; the model had no
-# opinion. (At a temperature the same rounding moves probabilities by as little, and nobody would notice.)
-# As recorded, with the gap at the place where they part:
+# opinion. As recorded, with the gap at the place where they part:
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 ties = record["bf16_ties"]
@@ -1383,9 +1385,10 @@ print(f"transformers with the early exit as its assistant, {peer['dtype']}: "
       f"{peer['tokens_per_s'] / peer['plain_tokens_per_s']:.2f} times its plain")  # fmt: skip
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
-# **Read** it with the three letters. $\alpha$ says how many tokens a round brings, $v$ is the column
-# "target", and $\gamma c$ the column "draft". What a drafter wins is the first number over the sum of the
-# others. So a row says at a glance what holds it back: few tokens, dear checking, or dear guessing.
+# **Read** it with the three letters. $\alpha$, and how often there is a guess at all, say how many tokens a
+# round brings; $v$ is the column "target", $\gamma c$ the column "draft". What a drafter wins is the first
+# number over the sum of the others: few tokens, dear checking or dear guessing hold it back. ("Predicted" is
+# the tokens a round, measured, over the measured costs of draft and check.)
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 token_ribbon()
@@ -1413,7 +1416,7 @@ token_ribbon()
 # - Tokens a round: $(1-\alpha^{\gamma+1})/(1-\alpha)$. Speed: that over $\gamma c + v$. A good draft is
 #   cheap first and right second.
 # - Look-ups cost nothing and win where answers repeat inputs; heads and features must be trained, and win
-#   elsewhere. Trees try alternatives in one forward.
+#   elsewhere if checking is cheap. Trees try alternatives in one forward.
 # - Roll back exactly what was rejected, mind the token the draft never read, and compare texts in fp32:
 #   near-ties are not bugs.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import index
 
 from torch import Tensor
 
@@ -20,8 +21,11 @@ class Draft:
     q         the distribution each token was *drawn* from, (V); None where it was chosen, not drawn
               (an n-gram, a top-k list): then it is certain, and the distribution is one-hot
 
+              (one tensor (K, V) for all K tokens will do, too)
+
     Raises: ValueError at a parent that doesn't come first, a repeated sibling that was chosen (it
-            would be tried twice), or unequal lengths.
+            would be tried twice), or unequal lengths; TypeError for tokens and parents that are no
+            whole numbers, or a q that is no tensor.
     """
 
     tokens: Sequence[int] = ()
@@ -29,9 +33,13 @@ class Draft:
     q: Sequence[Tensor | None] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
+        for name in ("tokens", "parents"):
+            object.__setattr__(self, name, _whole(name, getattr(self, name)))
         n = len(self.tokens)
-        if not self.q:
-            object.__setattr__(self, "q", (None,) * n)
+        q = self.q
+        if isinstance(q, Tensor):
+            q = list(q) if q.ndim == 2 else [q]
+        object.__setattr__(self, "q", q or (None,) * n)
         if not len(self.parents) == len(self.q) == n:
             raise ValueError(
                 f"a draft of {n} tokens has {len(self.parents)} parents and {len(self.q)} "
@@ -41,6 +49,11 @@ class Draft:
         for node, (token, parent, q) in enumerate(
             zip(self.tokens, self.parents, self.q, strict=True)
         ):
+            if not isinstance(q, Tensor | None):
+                raise TypeError(
+                    f"the q of node {node} is {q!r}: expected a tensor (V), or None for a token "
+                    "that was chosen"
+                )
             if not ROOT <= parent < node:
                 raise ValueError(
                     f"node {node} follows node {parent}: parents come before their children, and "
@@ -78,6 +91,8 @@ class Draft:
 
     def path(self, node: int) -> list[int]:
         """The nodes from a first guess to this one."""
+        if not ROOT <= index(node) < len(self):
+            raise ValueError(f"node {node}: expected {ROOT} to {len(self) - 1}")
         found = []
         while node != ROOT:
             found.append(node)
@@ -86,6 +101,8 @@ class Draft:
 
     def cut(self, depth: int) -> Draft:
         """Without the guesses deeper than `depth`: what a budget still has room for."""
+        if index(depth) < 0:
+            raise ValueError(f"depth={depth}: expected 0 or more")
         if not self.depths or max(self.depths) <= depth:
             return self
         kept = [node for node in range(len(self)) if self.depths[node] <= depth]
@@ -97,9 +114,16 @@ class Draft:
         )
 
 
+def _whole(name: str, values: Sequence[int]) -> list[int]:
+    try:
+        return [index(value) for value in values]
+    except TypeError as error:
+        raise TypeError(f"{name}={values!r}: expected a list of whole numbers") from error
+
+
 NOTHING = Draft()
 
 
 def chain(tokens: Sequence[int], q: Sequence[Tensor | None] = ()) -> Draft:
     """One guess after the other."""
-    return Draft(list(tokens), list(range(-1, len(tokens) - 1)), list(q))
+    return Draft(tokens, list(range(-1, len(tokens) - 1)), q)

@@ -26,6 +26,13 @@ class ModelDrafter:
     """
 
     def __init__(self, model: Target, gamma: int, sampling: Sampling = GREEDY) -> None:
+        if isinstance(model, torch.nn.Module) or not callable(model):
+            raise TypeError(
+                f"model is a {type(model).__name__}, which doesn't keep what it has read: wrap it, "
+                "as in Reader(model, capacity)"
+            )
+        if not isinstance(sampling, Sampling):
+            raise TypeError(f"sampling is {sampling!r}: expected Sampling(temperature=0.7)")
         if type(gamma) is not int or gamma < 1:
             raise ValueError(f"gamma={gamma!r}: expected a whole number of guesses, at least 1")
         self.model, self.gamma, self.sampling = model, gamma, sampling
@@ -59,6 +66,8 @@ def early_exit(model: Transformer, layers: int | Sequence[int]) -> Transformer:
     Raises: ValueError unless at least one layer is kept, each once, in order; TypeError for what
             is no whole number.
     """
+    if isinstance(layers, bool):
+        raise TypeError(f"layers={layers}: expected how many of the first to keep, or which ones")
     kept = list(range(layers)) if isinstance(layers, int) else [index(i) for i in layers]
     if not kept or sorted(set(kept)) != kept or not 0 <= kept[0] <= kept[-1] < model.config.L:
         raise ValueError(

@@ -49,12 +49,17 @@ class EagleHead(nn.Module):
         return out_BTD
 
 
+MOST = 1024  # nodes that a tree may have, or be grown from; trees that pay have a dozen or two
+
+
 class EagleDrafter:
     """A tree of guesses, grown level by level where the head is surest.
 
     depth: levels; each costs one forward of the head.
     width: nodes of a level that are continued, and continuations looked at for each.
     size:  guesses handed on for verification, those with the largest product of probabilities.
+
+    Raises: ValueError for a shape that is no tree, or one of more than MOST nodes.
     """
 
     def __init__(
@@ -66,11 +71,7 @@ class EagleDrafter:
         width: int = 2,
         size: int = 4,
     ) -> None:
-        for name, value in {"depth": depth, "width": width, "size": size}.items():
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name}={value!r}: expected a whole number, at least 1")
-        if width > (U := len(vocabulary.ids_U)):
-            raise ValueError(f"width={width}: the draft's vocabulary has only {U} tokens")
+        check_shape(vocabulary, depth, width, size)
         self.reader, self.head, self.vocabulary = reader, head, vocabulary
         self.depth, self.width, self.size = depth, width, size
         capacity = reader.cache.capacity + depth * width
@@ -130,6 +131,19 @@ class EagleDrafter:
 
     def settle(self, tokens: Sequence[int]) -> None:
         """Nothing to take back: `propose` leaves only true features behind."""
+
+
+def check_shape(vocabulary: DraftVocabulary, depth: int, width: int, size: int) -> None:
+    for name, value in {"depth": depth, "width": width, "size": size}.items():
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name}={value!r}: expected a whole number, at least 1")
+    if width > (U := len(vocabulary.ids_U)):
+        raise ValueError(f"width={width}: the draft's vocabulary has only {U} tokens")
+    if depth * width > MOST or size > MOST:
+        raise ValueError(
+            f"depth={depth}, width={width}, size={size}: depth * width and size go up to {MOST}; "
+            "ask for a smaller tree"
+        )
 
 
 def _best(nodes: list[tuple[int, int, float]], size: int) -> Draft:

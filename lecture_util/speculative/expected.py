@@ -12,6 +12,7 @@ Source: Leviathan et al. 2022, arXiv:2211.17192, sections 3.1 to 3.4; v is ours.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 
 import sympy
 
@@ -28,9 +29,7 @@ def expected_tokens(alpha: float, gamma: int) -> float:
 
 def speedup(alpha: float, gamma: int, c: float = 0.0, v: float = 1.0) -> float:
     """Tokens a round over what the round costs, against one token at a cost of one."""
-    if not c >= 0 or not v > 0:
-        raise ValueError(f"c={c!r}, v={v!r}: costs are in forwards of the target, from 0 and above")
-    return expected_tokens(alpha, gamma) / (gamma * c + v)
+    return _rate(expected_tokens(alpha, gamma), gamma, c, v)
 
 
 def best_gamma(
@@ -42,11 +41,10 @@ def best_gamma(
     """
     if type(most) is not int or most < 0:
         raise ValueError(f"most={most!r}: expected a whole number of guesses, 0 or more")
-
-    def gain(gamma: int) -> float:
-        return speedup(alpha, gamma, c, 1.0 if v is None else v(gamma + 1))
-
-    return max(range(most + 1), key=gain)
+    _check_probability("alpha", alpha)
+    tokens = accumulate(alpha**k for k in range(most + 1))  # `expected_tokens`, gamma by gamma
+    gains = [_rate(n, i, c, 1.0 if v is None else v(i + 1)) for i, n in enumerate(tokens)]
+    return max(range(most + 1), key=gains.__getitem__)
 
 
 def tokens_formula() -> tuple[sympy.Symbol, sympy.Symbol, sympy.Expr]:
@@ -73,6 +71,12 @@ def two_symbols(p_A: float, q_A: float) -> tuple[float, float]:
     P_A = q_A * keep_A + rejected * left_A / left  # @inspect P_A
     P_B = q_B * keep_B + rejected * left_B / left  # @inspect P_B
     return P_A, P_B
+
+
+def _rate(tokens: float, gamma: int, c: float, v: float) -> float:
+    if not c >= 0 or not v > 0:
+        raise ValueError(f"c={c!r}, v={v!r}: costs are in forwards of the target, from 0 and above")
+    return tokens / (gamma * c + v)
 
 
 def _check(alpha: float, gamma: int) -> None:

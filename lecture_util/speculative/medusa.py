@@ -9,6 +9,7 @@ Source: Cai et al. 2024, arXiv:2401.10774 (Medusa-1: only the heads are trained)
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 import torch
@@ -65,21 +66,31 @@ def best_tree(accuracy_KR: Tensor, size: int) -> list[RankPath]:
     along its path, which a child never exceeds: so taking the best node next, again and again, is
     optimal. Parents come before children.
 
-    Raises: ValueError if the heads and ranks don't give so many nodes.
+    Raises: ValueError if the heads and ranks don't give so many nodes, or accuracies aren't (K, R)
+            and of 0 to 1.
     """
+    if not isinstance(accuracy_KR, Tensor) or accuracy_KR.ndim != 2 or not accuracy_KR.numel():
+        what = getattr(accuracy_KR, "shape", type(accuracy_KR).__name__)
+        raise ValueError(f"accuracy_KR is {what}: expected a tensor (K, R), heads by ranks")
+    if not ((accuracy_KR >= 0) & (accuracy_KR <= 1)).all():  # NaN is neither
+        raise ValueError(
+            f"accuracy_KR goes from {float(accuracy_KR.min()):.4g} to "
+            f"{float(accuracy_KR.max()):.4g}: expected shares of right guesses, 0 to 1"
+        )
     K, R = accuracy_KR.shape
     most = sum(R**k for k in range(1, K + 1))
     if type(size) is not int or not 1 <= size <= most:
         raise ValueError(f"size={size!r}: {K} heads of {R} ranks give 1 to {most} nodes")
     accuracy = accuracy_KR.tolist()
-    open_nodes = {(r,): accuracy[0][r] for r in range(R)}
+    open_nodes = [(-accuracy[0][r], (r,)) for r in range(R)]  # the smallest is the best
+    heapq.heapify(open_nodes)
     tree: list[RankPath] = []
     while len(tree) < size:
-        path = max(open_nodes, key=lambda node: (open_nodes[node], [-r for r in node]))
-        value = open_nodes.pop(path)
+        value, path = heapq.heappop(open_nodes)  # of equals, the lower ranks
         tree.append(path)
         if len(path) < K:
-            open_nodes |= {(*path, r): value * accuracy[len(path)][r] for r in range(R)}
+            for r in range(R):
+                heapq.heappush(open_nodes, (value * accuracy[len(path)][r], (*path, r)))
     return tree
 
 

@@ -25,9 +25,10 @@ def lookup(
     in transformers and vLLM, the leftmost). The last n themselves are no occurrence, but a
     continuation may run into them.
 
-    Raises: ValueError unless 1 <= shortest <= longest and k is at least 1.
+    Raises: ValueError unless 1 <= shortest <= longest and k is at least 1, and for a `latest` that
+            is neither True nor False.
     """
-    _check(longest, shortest, k)
+    _check(longest, shortest, k, latest)
     tokens = list(tokens)
     for n in range(min(longest, len(tokens) - 1), shortest - 1, -1):
         tail = tokens[-n:]
@@ -54,7 +55,7 @@ class NgramDrafter:
         latest: bool = True,
         shortest: int = 2,
     ) -> None:
-        _check(longest, shortest, k)
+        _check(longest, shortest, k, latest)
         self.longest, self.shortest, self.k, self.latest = longest, shortest, k, latest
         self.banned = end_tokens(banned)
 
@@ -73,7 +74,7 @@ class NgramDrafter:
         pass
 
 
-def _check(longest: int, shortest: int, k: int) -> None:
+def _check(longest: int, shortest: int, k: int, latest: bool) -> None:
     if not (type(longest) is type(shortest) is int and 1 <= shortest <= longest):
         raise ValueError(
             f"longest={longest!r}, shortest={shortest!r}: expected whole numbers from 1 up, the "
@@ -81,3 +82,5 @@ def _check(longest: int, shortest: int, k: int) -> None:
         )
     if type(k) is not int or k < 1:
         raise ValueError(f"k={k!r}: expected a whole number of guesses, at least 1")
+    if type(latest) is not bool:
+        raise ValueError(f"latest={latest!r}: expected True, or False for the leftmost")

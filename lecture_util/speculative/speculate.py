@@ -18,6 +18,9 @@ from .draft import Draft
 from .target import Reader, Target
 from .verify import Chance, verify
 
+REMEDY = (
+    "generate_speculative takes a function of the reader, such as lambda reader: NgramDrafter()"
+)
 Verify = Callable[[Tensor, Draft, Sampling, Chance], tuple[list[int], int]]
 
 
@@ -88,6 +91,7 @@ def speculate(
     stop: Callable[[list[int]], bool] | None = None,
     chance: Chance | None = None,
     verify: Verify = verify,
+    width: int | None = None,
 ) -> Iterator[Round]:
     """Yield round after round until the budget is spent, an end token comes, or `stop` says so.
 
@@ -97,26 +101,68 @@ def speculate(
 
     stop:   looks at the new tokens so far, after each; True ends the text.
     chance: where draws come from; by default torch's global generator.
+    width:  most guesses in a tree; None for as many as the target can read.
 
     Cost:   each round, one forward of the target over the draft and the newest token.
-    Raises: at the first round, PromptError for an empty prompt; ValueError for a drafter of another
-            reader.
+    Raises: PromptError for an empty prompt; ValueError for a drafter of another reader; TypeError
+            for an argument of the wrong kind: all before the first round. ValueError for a draft
+            that is wider than `width`.
     """
     if type(max_new_tokens) is not int or max_new_tokens < 0:
         raise ValueError(f"max_new_tokens={max_new_tokens!r}: expected a whole number, 0 or more")
     if not isinstance(sampling, Sampling):
         raise TypeError(f"sampling is {sampling!r}: expected Sampling(temperature=0.7) or the like")
+    if isinstance(drafter, type) or not (
+        hasattr(drafter, "propose") and hasattr(drafter, "settle")
+    ):
+        raise TypeError(
+            f"the drafter is {drafter!r}: expected an object with propose and settle, such as "
+            f"NgramDrafter(); {REMEDY}"
+        )
+    if not callable(verify) or not (stop is None or callable(stop)):
+        raise TypeError(
+            f"verify is {verify!r}, stop is {stop!r}: expected functions; stop looks at the new "
+            "tokens and says whether the text ends"
+        )
+    if chance is not None and not (hasattr(chance, "happens") and hasattr(chance, "draw")):
+        raise TypeError(f"chance is {chance!r}: expected Chance(generator) or None")
     if isinstance(target, Reader) and getattr(drafter, "reader", target) is not target:
         raise ValueError(
             f"the {type(drafter).__name__} drafts from the features of another reader than the "
             "target: make it with the reader that verifies"
         )
-    chance = Chance() if chance is None else chance
-    eos, sequence, new = end_tokens(eos), [index(token) for token in prompt], []
+    sequence = [index(token) for token in prompt]
     if not sequence:
         raise PromptError("the prompt is empty: a model continues at least one token")
+    return _rounds(
+        target, drafter, sequence, max_new_tokens, sampling, end_tokens(eos), stop,
+        Chance() if chance is None else chance, verify, width,
+    )  # fmt: skip
+
+
+def _rounds(
+    target: Target,
+    drafter: Drafter,
+    sequence: list[int],
+    max_new_tokens: int,
+    sampling: Sampling,
+    eos: Collection[int],
+    stop: Callable[[list[int]], bool] | None,
+    chance: Chance,
+    verify: Verify,
+    width: int | None,
+) -> Iterator[Round]:
+    new: list[int] = []
     while (room := max_new_tokens - len(new)) > 0:
-        draft = drafter.propose(sequence, room - 1, chance).cut(room - 1)
+        draft = drafter.propose(sequence, room - 1, chance)
+        if not isinstance(draft, Draft):
+            raise TypeError(f"propose returned {draft!r}: expected a Draft, or NOTHING")
+        draft = draft.cut(room - 1)
+        if width is not None and len(draft) > width and not draft.is_chain:
+            raise ValueError(
+                f"a draft of {len(draft)} guesses, but width={width}: pass width={len(draft)} to "
+                "generate_speculative, or draft fewer"
+            )
         logits_MV = target(sequence, draft)
         path, token = verify(logits_MV, draft, sampling, chance)
         block = [*(draft.tokens[node] for node in path), token]
@@ -153,8 +199,14 @@ def generate_speculative(
     """Continue one prompt, as `generate` does, drafting with new_drafter(reader of the target).
 
     tally: is added to, if given.
-    width: most guesses in a draft, which need slots in the cache besides the tokens.
+    width: most guesses in a tree, which need slots in the cache besides the tokens. (Those of a
+           chain need none: it never reaches beyond max_new_tokens.)
+
+    Raises: as `generate` and `speculate`; TypeError for a new_drafter that makes no drafter;
+            ValueError for a width that is no whole number of 0 to max_context.
     """
+    if not isinstance(tally, Tally | None):
+        raise TypeError(f"tally is {tally!r}: expected Tally(), which you keep, or None")
     rounds = stream_speculative(
         model, new_drafter, prompt, max_new_tokens,
         sampling=sampling, eos=eos, stop=stop, generator=generator, verify=verify, width=width,
@@ -177,11 +229,23 @@ def stream_speculative(
     width: int = 64,
     **options,
 ) -> Iterator[Round]:
-    """The rounds of `generate_speculative`, as they come. Raises: PromptError, at once."""
+    """The rounds of `generate_speculative`, as they come. Raises: the same, before the first."""
+    if not callable(new_drafter):
+        raise TypeError(f"new_drafter is {new_drafter!r}: {REMEDY}")
+    if type(width) is not int or not 0 <= width <= model.config.max_context:
+        raise ValueError(
+            f"width={width!r}: expected a whole number of guesses, 0 to {model.config.max_context}"
+        )
     (tokens,) = check_prompts(model, [prompt], max_new_tokens)
+    chance = Chance(generator)
     reader = Reader(model, len(tokens) + max_new_tokens + width)
-    drafter = new_drafter(reader)
-    return speculate(reader, drafter, tokens, max_new_tokens, chance=Chance(generator), **options)
+    try:
+        drafter = new_drafter(reader)
+    except (TypeError, ValueError) as error:
+        if isinstance(new_drafter, type):  # NgramDrafter itself: its first argument is no reader
+            raise TypeError(f"new_drafter is {new_drafter!r} ({error}): {REMEDY}") from error
+        raise
+    return speculate(reader, drafter, tokens, max_new_tokens, chance=chance, width=width, **options)
 
 
 def _last(draft: Draft, path: list[int]) -> str:

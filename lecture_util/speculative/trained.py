@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lecture_util.model.checkpoint import WeightsError
 from lecture_util.model.transformer import Transformer
 
-from .eagle import EagleDrafter, EagleHead
+from .eagle import EagleDrafter, EagleHead, check_shape
 from .medusa import MedusaDrafter, MedusaHeads, best_tree
 from .target import Reader
 from .vocabulary import DraftVocabulary
@@ -48,19 +48,42 @@ def load_eagle(model: Transformer, path: Path | None = None) -> tuple[EagleHead,
 
 
 def medusa_drafter(model: Transformer, size: int = 4) -> Callable[[Reader], MedusaDrafter]:
-    """What `generate_speculative` takes, with the best tree of `size` guesses."""
+    """What `generate_speculative` takes, with the best tree of `size` guesses.
+
+    Raises: as `load_medusa` and `best_tree`; ValueError, at the first use, for another model.
+    """
     heads, vocabulary, accuracy_KR = load_medusa(model)
     tree = best_tree(accuracy_KR, size)
-    return lambda reader: MedusaDrafter(reader, heads, vocabulary, tree)
+    return lambda reader: MedusaDrafter(_of(model, reader), heads, vocabulary, tree)
 
 
-def eagle_drafter(model: Transformer, **shape: int) -> Callable[[Reader], EagleDrafter]:
-    """What `generate_speculative` takes; shape: depth, width and size, as for EagleDrafter."""
+def eagle_drafter(
+    model: Transformer, depth: int = 3, width: int = 2, size: int = 4
+) -> Callable[[Reader], EagleDrafter]:
+    """What `generate_speculative` takes; depth, width and size as for EagleDrafter.
+
+    Raises: as `load_eagle` and EagleDrafter; ValueError, at the first use, for another model.
+    """
     head, vocabulary = load_eagle(model)
-    return lambda reader: EagleDrafter(reader, head, vocabulary, **shape)
+    check_shape(vocabulary, depth, width, size)
+    return lambda reader: EagleDrafter(_of(model, reader), head, vocabulary, depth, width, size)
+
+
+def _of(model: Transformer, reader: Reader) -> Reader:
+    if reader.model is not model:
+        raise ValueError(
+            "these heads were loaded for another model: call medusa_drafter(...) or "
+            "eagle_drafter(...) with the model that you generate with"
+        )
+    return reader
 
 
 def _read(model: Transformer, path: Path) -> tuple[dict[str, Tensor], dict]:
+    if not isinstance(model, Transformer):
+        raise TypeError(
+            f"model is a {type(model).__name__}: expected a Transformer; hand generate_speculative "
+            "what medusa_drafter(model) or eagle_drafter(model) returns"
+        )
     if not path.is_file():
         raise WeightsError(f"no draft head at {path}: {REMEDY}")
     try:

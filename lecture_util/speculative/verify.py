@@ -28,6 +28,10 @@ class Chance:
     """
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
+        if not isinstance(generator, torch.Generator | None):
+            raise TypeError(
+                f"generator is {generator!r}: expected torch.Generator().manual_seed(0) or None"
+            )
         self.generator = generator
 
     def happens(self, probability: float) -> bool:
@@ -68,7 +72,8 @@ def verify(
     is the bonus: it comes from p as it is, whatever was rejected above it.
 
     Shapes: logits_MV, the target's after the sequence (row 0) and after node i (row i + 1).
-    Raises: ValueError if the rows don't fit the draft, or a token can't have come from its q.
+    Raises: ValueError if the rows don't fit the draft, a q is no distribution, or a token can't
+            have come from its q.
     """
     check_fit(logits_MV, draft)
     if sampling.temperature == 0:
@@ -89,7 +94,8 @@ def verify(
 
 
 def check_fit(logits_MV: Tensor, draft: Draft) -> None:
-    """Raises: ValueError if the rows don't fit the draft, or a token can't have come from its q."""
+    """Raises: ValueError if the rows don't fit the draft, a q is no distribution, or a token can't
+    have come from its q."""
     if logits_MV.ndim != 2 or len(logits_MV) != len(draft) + 1:
         raise ValueError(
             f"logits have shape {tuple(logits_MV.shape)} for a draft of {len(draft)}: expected "
@@ -99,12 +105,21 @@ def check_fit(logits_MV: Tensor, draft: Draft) -> None:
     for node, (x, q_V) in enumerate(zip(draft.tokens, draft.q, strict=True)):
         if not 0 <= x < V:
             raise ValueError(f"guess {node} is token {x}: the target knows tokens 0 to {V - 1}")
-        if q_V is not None and q_V.shape != (V,):
+        if q_V is None:
+            continue
+        if q_V.shape != (V,):
             raise ValueError(
                 f"guess {node} has a q of shape {tuple(q_V.shape)}: expected ({V},), one "
                 "probability for each token of the target's vocabulary"
             )
-        if q_V is not None and not q_V[x] > 0:
+        total = float(q_V.sum(dtype=torch.promote_types(q_V.dtype, torch.float32)))
+        if not (q_V.min() >= 0 and abs(total - 1) <= 1e-3):
+            raise ValueError(
+                f"guess {node} has a q that goes from {float(q_V.min()):.4g} up and sums to "
+                f"{total:.4g}: expected a distribution, 0 and above, sum 1; pass "
+                "probabilities(logits, sampling)"
+            )
+        if not q_V[x] > 0:
             raise ValueError(
                 f"guess {node} is token {x}, to which its q gives no probability: hand over "
                 "the very distribution that the token was drawn from"
@@ -114,8 +129,8 @@ def check_fit(logits_MV: Tensor, draft: Draft) -> None:
 def _greedy(logits_MV: Tensor, draft: Draft) -> tuple[list[int], int]:
     """Temperature 0, where p is one-hot: follow the guesses that are the target's own choice."""
     best = logits_MV.max(-1)  # one pass over V for both: NaN is the maximum of its row
-    if best.values.isnan().any():
-        raise ValueError("logits hold NaN: the model's output is broken")
+    if not best.values.isfinite().all():
+        raise ValueError("logits hold NaN, +inf or only -inf: the model's output is broken")
     choices = best.indices.tolist()
     path: list[int] = []
     here = ROOT

@@ -1,5 +1,7 @@
 """Known-wrong answers to notebook 08 and the message each must get."""
 
+import random
+
 import torch
 
 
@@ -30,6 +32,7 @@ def _look(itself=False, latest=True, up=False, only=None, room=1, eos="cut", who
                         "cut": guess[:at],
                         "last": guess[: at + 1],
                         "skipped": [t for t in guess if t != end],
+                        "dropped": [],
                     }[eos]
                 if guess or not falls:
                     return guess
@@ -84,6 +87,25 @@ def _zeroes_in_place(p_V, q_V, x):
     return sure, rest_V
 
 
+def _goes_on(p_MV, q_KV, chance):
+    tokens = [chance.draw(q) for q in q_KV]
+    for k, x in enumerate(tokens):
+        if chance.uniform() > p_MV[k][x] / q_KV[k][x]:
+            tokens[k] = chance.draw(torch.relu(p_MV[k] - q_KV[k]))
+    return [*tokens, chance.draw(p_MV[-1])]
+
+
+def _other_dice(uniform):
+    def answer(p_MV, q_KV, chance):
+        guesses = [chance.draw(q) for q in q_KV]
+        for k, x in enumerate(guesses):
+            if uniform() > p_MV[k][x] / q_KV[k][x]:
+                return [*guesses[:k], chance.draw(torch.relu(p_MV[k] - q_KV[k]))]
+        return [*guesses, chance.draw(p_MV[-1])]
+
+    return answer
+
+
 def _one_round(drawn=True, one_number=False, bonus="fresh", rest="residual", always=False):
     def answer(p_MV, q_KV, chance):
         guesses = [chance.draw(q) if drawn else q.argmax().item() for q in q_KV]
@@ -92,7 +114,14 @@ def _one_round(drawn=True, one_number=False, bonus="fresh", rest="residual", alw
             left = torch.relu(p_MV[k] - q_KV[k])
             u = number if one_number else chance.uniform()
             if not always and u > p_MV[k][x] / q_KV[k][x]:
-                return [*guesses[:k], chance.draw(left if rest == "residual" else p_MV[k])]
+                after = {
+                    "residual": left,
+                    "p": p_MV[k],
+                    "where": torch.where(p_MV[k] > q_KV[k], p_MV[k], 0),
+                }[rest]
+                return [*guesses[:k], chance.draw(after)]
+        if bonus == "none":
+            return guesses
         return [*guesses, chance.draw(p_MV[-1] if bonus == "fresh" else left)]
 
     return answer
@@ -120,6 +149,22 @@ def _best(tokens=None, cost=None, plans=lambda most: range(most + 1), result=Non
     return answer
 
 
+def _first_top(alpha, c, v, most):
+    gain = lambda g: sum(alpha**k for k in range(g + 1)) / (g * c + v(g + 1))  # noqa: E731
+    g = 0
+    while g < most and gain(g + 1) > gain(g):
+        g += 1
+    return g, gain(g)
+
+
+def _line(far):
+    def answer(alpha, c, v, most):
+        slope = (v(far(most)) - v(1)) / (far(most) - 1)
+        return _best()(alpha, c, lambda n: 1 + slope * (n - 1), most)
+
+    return answer
+
+
 def _led_to(parents, m):
     seen = {m}
     while (m := parents[m]) >= 0:
@@ -136,6 +181,11 @@ def _tree(sees=_led_to, at=None, prefix=True):
         return torch.tensor(rows), torch.tensor(positions)
 
     return answer
+
+
+def _inverted(parents, before):
+    mask_MS, positions_M = _tree()(parents, before)
+    return mask_MS.logical_not(), positions_M
 
 
 def _prunes(parents, before):
@@ -171,6 +221,25 @@ ATTEMPTS = [
         _look(only=lambda n, longest: n == 1),
         "short matches were tried first",
     ),
+    (
+        "8.1",
+        "one less than longest",
+        _look(only=lambda n, longest: n < longest),
+        "runs of `longest` tokens count too: begin",
+    ),
+    (
+        "8.1",
+        "two at most",
+        _look(only=lambda n, longest: n <= 2),
+        "runs of `longest` tokens count too, yours end at two",
+    ),
+    (
+        "8.1",
+        "three at most",
+        _look(only=lambda n, longest: n <= 3),
+        "runs of `longest` tokens count too, yours end at three",
+    ),
+    ("8.1", "drops a guess with EOS", _look(eos="dropped"), "was dropped whole"),
     ("8.1", "draft longer than the budget", _look(room=None), "the budget is forgotten"),
     ("8.1", "fills the budget", _look(room=0), "fills the whole budget"),
     ("8.1", "guesses after EOS", _look(eos="kept"), "guesses after the end token"),
@@ -213,6 +282,13 @@ ATTEMPTS = [
         "absolute values",
     ),
     ("8.2", "not clamped", _rule(rest=lambda p, q: p - q), "negative entries"),
+    ("8.2", "softmax", _rule(rest=lambda p, q: (p - q).softmax(-1)), "is not a softmax, which"),
+    (
+        "8.2",
+        "softmax where they differ",
+        _rule(rest=lambda p, q: (p - q).softmax(-1) if (p - q).any() else p),
+        "is not a softmax: clamp",
+    ),
     ("8.2", "nothing left", _nan, "0/0 is NaN"),
     (
         "8.2",
@@ -262,6 +338,11 @@ ATTEMPTS = [
         lambda p_MV, q_KV, chance: [chance.draw(p_MV[0])],
         "no guess is ever used",
     ),
+    ("8.3", "no bonus", _one_round(bonus="none"), "without the bonus"),
+    ("8.3", "goes on", _goes_on, "it goes on after a rejection"),
+    ("8.3", "p where it is larger", _one_round(rest="where"), "not all of p where p is larger"),
+    ("8.3", "dice of Python's", _other_dice(random.random), "don't come from `chance`"),
+    ("8.3", "dice of torch's", _other_dice(lambda: torch.rand(()).item()), "don't come from"),
     ("8.3", "in place", _writes, "changed what it was given"),
     ("8.3", "a constant", lambda p_MV, q_KV, chance: [0], "expected"),
     ("8.3", "a tensor", lambda p_MV, q_KV, chance: p_MV[0].argmax(), "expected a list"),
@@ -289,6 +370,9 @@ ATTEMPTS = [
     ("8.4", "checking is free", _best(cost=lambda g, c, v: g * c + 1.0), "it costs v(n)"),
     ("8.4", "draft is free", _best(cost=lambda g, c, v: v(g + 1)), "each guess costs c"),
     ("8.4", "never plain", _best(plans=lambda most: range(1, most + 1)), "is a plan too"),
+    ("8.4", "first top", _first_top, "stopped at the first decrease"),
+    ("8.4", "a line to v(2)", _line(lambda most: 2), "a straight line, from v(1) and v(2)"),
+    ("8.4", "a line to the end", _line(lambda most: most + 1), "a straight line, to v(most + 1)"),
     ("8.4", "most left out", _best(plans=range), "gamma = most is allowed"),
     ("8.4", "swapped", _best(result=lambda a, g, gain: (gain, g)), "the other way round"),
     (
@@ -347,6 +431,7 @@ ATTEMPTS = [
         "one too early",
     ),
     ("8.5", "from zero", _tree(at=lambda depth, before: depth), "count from 0"),
+    ("8.5", "inverted", _inverted, "the mask is inverted"),
     ("8.5", "no sequence", _tree(prefix=False), "the sequence itself is hidden"),
     ("8.5", "in place", _prunes, "changed what it was given"),
     (

@@ -597,7 +597,7 @@ def test_a_guess_outside_the_vocabulary_is_refused():
 
 def test_a_draft_wider_than_the_cache_was_made_for_is_refused():
     wide = Draft(list(range(9)), [-1] * 9)
-    with pytest.raises(ValueError, match="larger capacity"):
+    with pytest.raises(ValueError, match="a draft of 9 guesses, but width=6"):
         generate_speculative(MODEL, lambda _: Told(lambda *_: wide), PROMPT, 2, width=6)
     assert (
         generate_speculative(MODEL, lambda _: Told(lambda *_: wide), PROMPT, 2, width=9)

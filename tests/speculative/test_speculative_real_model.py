@@ -140,7 +140,7 @@ def test_greedy_tokens_are_plain_greedy_tokens_on_every_prompt(
 @pytest.mark.parametrize("name", NAMES)
 def test_budgets_are_kept_to_the_token(name, model, prompts, plain, rounds_of):
     gamma = GAMMAS[name]
-    for i, budget in itertools.product((0, 7, 13), (0, 1, gamma, gamma + 1)):
+    for i, budget in itertools.product(range(len(prompts)), (0, 1, gamma, gamma + 1)):
         said = text_of(rounds_of(name, i, budget))
         assert len(said) == min(budget, len(plain[i]))
         assert_same_but_for_ties(model, prompts[i], said, plain[i][:budget])

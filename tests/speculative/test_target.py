@@ -268,7 +268,7 @@ def test_another_sequence_goes_back_to_the_common_beginning():
 def test_a_draft_nobody_settled_leaves_nothing():
     reader = Reader(MODEL, 32)
     reader(PROMPT, TREE)
-    reader.rewind([*PROMPT, TREE.tokens[1], TREE.tokens[4]])
+    reader.rewind([*PROMPT, TREE.tokens[0], TREE.tokens[1]])  # neighbours in the cache: siblings
     assert_reader_holds(reader, PROMPT)
 
 

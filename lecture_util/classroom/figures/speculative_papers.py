@@ -38,8 +38,8 @@ TABLE_2 = (
     Published("translation, T=1", 7, 0.62, 2.6),
     Published("summaries, T=0", 5, 0.65, 3.1),
     Published("summaries, T=1", 5, 0.53, 2.3),
-    Published("T5-base drafts", 3, 0.55, 2.2),
-    Published("T5-large drafts", 3, 0.56, 1.7),
+    Published("T5-base, T=1", 3, 0.55, 2.2),
+    Published("T5-large, T=1", 3, 0.56, 1.7),
 )
 COST = 0.05  # of the right panel: one guess, in forwards of the target
 
