@@ -2,8 +2,8 @@
 
     python benchmarks/speculative.py [section ...] [--again] [--quick] [--out FILE]
 
-Sections, with their minutes on two cores: verify_cost 2, early_exits 2, chen 2, lookup 1,
-grounded 6, drafters 5, trees 3, hf_assisted 1, examples 1. Each part is written to
+Sections, with their minutes on two cores: verify_cost 1, early_exits 6, chen 3, lookup 1,
+grounded 6, drafters 8, trees 3, hf_assisted 1, examples 1. Each part is written to
 benchmarks/results/speculative.json when it is done, and a second run goes on where the first was
 stopped; --again measures anew. --quick goes through it all with few tokens, to see that it works.
 

@@ -19,9 +19,8 @@ class Draft:
     tokens    the guessed token of each node
     parents   the node that each one follows; ROOT where it follows the sequence itself
     q         the distribution each token was *drawn* from, (V); None where it was chosen, not drawn
-              (an n-gram, a top-k list): then it is certain, and the distribution is one-hot
-
-              (one tensor (K, V) for all K tokens will do, too)
+              (an n-gram, a top-k list): then it is certain, and the distribution is one-hot. One
+              tensor (K, V) for all K tokens will do
 
     Raises: ValueError at a parent that doesn't come first, a repeated sibling that was chosen (it
             would be tried twice), or unequal lengths; TypeError for tokens and parents that are no

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,14 @@ class EagleHead(nn.Module):
         out_BTD = self.block(self.join(torch.cat((x_BTD, e_BTD), dim=-1)), rope, cache)
         cache.extend(x_BTD.shape[1])
         return out_BTD
+
+
+class Node(NamedTuple):
+    """A guess while the tree grows."""
+
+    token: int
+    parent: int  # the node it follows, or ROOT
+    log: float  # of the product of probabilities along its path
 
 
 MOST = 1024  # nodes that a tree may have, or be grown from; trees that pay have a dozen or two
@@ -85,33 +94,32 @@ class EagleDrafter:
 
     @torch.inference_mode()
     def propose(self, tokens: Sequence[int], room: int, chance: Chance) -> Draft:
-        end = len(tokens) - 1
-        if room < 1 or not self.reader.tokens or self.reader.tokens != list(tokens[:-1]):
-            return NOTHING  # before the prompt was read: there is no feature yet
-        start = self._rewind(tokens)
+        levels = min(self.depth, room)
+        if levels < 1 or not self.reader.awaits(tokens):
+            return NOTHING
+        start, end = self._rewind(tokens), len(tokens) - 1
         x_1TD = self.reader.features_SD[None, start:end]
-        x_1D = self._read(x_1TD, tokens[start + 1 :])[:, -1]
-        nodes: list[tuple[int, int, float]] = []  # token, parent, log of the product
-        beam, fed = [(ROOT, ROOT, 0.0)], Draft()  # of the last level: node, place in fed, log
-        for level in range(min(self.depth, room)):
-            guesses_WK, logs_WK = (part.tolist() for part in self.vocabulary.top(x_1D, self.width))
+        x_WD = self._read(x_1TD, tokens[start + 1 :])[0, -1:]
+        nodes: list[Node] = []
+        beam, fed = [ROOT], []  # nodes that x_WD follows; nodes that the head has read
+        for level in range(levels):
             first = len(nodes)
-            for (node, _, log), guesses, logs in zip(beam, guesses_WK, logs_WK, strict=True):
-                nodes += [(g, node, log + more) for g, more in zip(guesses, logs, strict=True)]
-            if level + 1 == min(self.depth, room):
-                break
-            new = sorted(range(first, len(nodes)), key=lambda i: -nodes[i][2])[: self.width]
-            rows = {node: (row, place) for row, (node, place, _) in enumerate(beam)}
-            x_1TD = x_1D[None, [rows[nodes[i][1]][0] for i in new]]
-            fed = Draft(
-                [*fed.tokens, *(nodes[i][0] for i in new)],
-                [*fed.parents, *(rows[nodes[i][1]][1] for i in new)],
-            )
-            beam = [(i, len(fed) - len(new) + at, nodes[i][2]) for at, i in enumerate(new)]
-            x_1D = self._read(x_1TD, [nodes[i][0] for i in new], fed)[0]
+            guesses_WK, logs_WK = (part.tolist() for part in self.vocabulary.top(x_WD, self.width))
+            for parent, guesses, logs in zip(beam, guesses_WK, logs_WK, strict=True):
+                so_far = 0.0 if parent == ROOT else nodes[parent].log
+                nodes += [
+                    Node(guess, parent, so_far + log)
+                    for guess, log in zip(guesses, logs, strict=True)
+                ]
+            if level + 1 < levels:
+                surest = _likeliest(nodes, range(first, len(nodes)), self.width)
+                x_1WD = x_WD[None, [beam.index(nodes[i].parent) for i in surest]]
+                fed += surest
+                x_WD = self._read(x_1WD, [nodes[i].token for i in surest], _draft(nodes, fed))[0]
+                beam = surest
         self.cache.truncate(end)  # what was built on guesses goes
         self.tokens = list(tokens)
-        return _best(nodes, self.size)
+        return _draft(nodes, _likeliest(nodes, range(len(nodes)), self.size))
 
     def _rewind(self, tokens: Sequence[int]) -> int:
         """Forget positions of another sequence, each read from its own token and the next; how many
@@ -146,8 +154,13 @@ def check_shape(vocabulary: DraftVocabulary, depth: int, width: int, size: int) 
         )
 
 
-def _best(nodes: list[tuple[int, int, float]], size: int) -> Draft:
-    """The `size` likeliest nodes. A node is never likelier than its parent, so parents are in."""
-    order = sorted(range(len(nodes)), key=lambda i: -nodes[i][2])[:size]  # stable: parents first
-    place = {ROOT: ROOT} | {node: i for i, node in enumerate(order)}
-    return Draft([nodes[i][0] for i in order], [place[nodes[i][1]] for i in order])
+def _likeliest(nodes: list[Node], among: range, n: int) -> list[int]:
+    """Of these nodes the n surest, in order. A node is never likelier than its parent, and equals
+    stay in order: so among all nodes parents come first, and none is missing."""
+    return sorted(among, key=lambda i: -nodes[i].log)[:n]
+
+
+def _draft(nodes: list[Node], chosen: list[int]) -> Draft:
+    """The chosen nodes, whose parents are among them, as a draft."""
+    place = {ROOT: ROOT} | {node: i for i, node in enumerate(chosen)}
+    return Draft([nodes[i].token for i in chosen], [place[nodes[i].parent] for i in chosen])

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
-import sympy
+if TYPE_CHECKING:
+    import sympy
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
@@ -49,6 +51,8 @@ def best_gamma(
 
 def tokens_formula() -> tuple[sympy.Symbol, sympy.Symbol, sympy.Expr]:
     """(alpha, gamma, expected tokens), for derivations."""
+    import sympy
+
     alpha = sympy.Symbol("alpha", positive=True)
     gamma = sympy.Symbol("gamma", integer=True, nonnegative=True)
     return alpha, gamma, (1 - alpha ** (gamma + 1)) / (1 - alpha)

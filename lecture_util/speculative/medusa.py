@@ -129,8 +129,8 @@ class MedusaDrafter:
 
     @torch.inference_mode()
     def propose(self, tokens: Sequence[int], room: int, chance: Chance) -> Draft:
-        if room < 1 or not self.reader.tokens or self.reader.tokens != list(tokens[:-1]):
-            return NOTHING  # before the prompt was read: there is no feature yet
+        if room < 1 or not self.reader.awaits(tokens):
+            return NOTHING
         x_D = self.reader.features_SD[len(self.reader) - 1]
         guesses_KR = self.vocabulary.top(self.heads(x_D), self.ranks)[0].tolist()
         guesses = [guesses_KR[len(path) - 1][path[-1]] for path in self.tree]

@@ -172,12 +172,11 @@ def _rounds(
             if token in eos or (stop is not None and stop(new)):
                 block, ended = block[: i + 1], True
                 break
-        complete = len(block) == len(path) + 1
-        path = path[: len(block) - complete]
-        target.keep(path if complete else path[:-1])  # the newest token is not counted as read
+        last = _last(draft, path) if len(block) > len(path) else "guess"
+        target.keep(path[: len(block) - 1])  # the newest token is not counted as read
         sequence += block
         drafter.settle(sequence)
-        yield Round(draft, path, block, _last(draft, path) if complete else "guess")
+        yield Round(draft, path[: len(block)], block, last)
         if ended:
             return
 

@@ -143,6 +143,10 @@ class Reader:
         self._drafted = (end, draft)
         return self.model.head(x_TD[end - before - 1 :])
 
+    def awaits(self, tokens: Sequence[int]) -> bool:
+        """Has all been read but the newest token? Then there is a feature to draft from."""
+        return bool(self.tokens) and self.tokens == list(tokens[:-1])
+
     def keep(self, path: Sequence[int]) -> None:
         """Raises: ValueError unless `path` is one, in the draft of the last call."""
         end, draft = self._drafted

@@ -51,8 +51,7 @@ def residual(p_V: Tensor, q_V: Tensor) -> Tensor:
     Where nothing is left (p and q agree but for rounding) it is p itself.
     """
     left_V = (p_V - q_V).clamp(min=0)  # @inspect left_V
-    total = left_V.sum()
-    return left_V / total if total > 0 else p_V
+    return _normalised(left_V, p_V)
 
 
 def agreement(p_V: Tensor, q_V: Tensor) -> Tensor:
@@ -147,5 +146,9 @@ def _without(p_V: Tensor, x: int) -> Tensor:
     """The residual against a one-hot q: p with x struck out. Leaves p as it is."""
     left_V = p_V.clone()
     left_V[x] = 0
+    return _normalised(left_V, p_V)
+
+
+def _normalised(left_V: Tensor, p_V: Tensor) -> Tensor:
     total = left_V.sum()
     return left_V / total if total > 0 else p_V
