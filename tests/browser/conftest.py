@@ -111,3 +111,22 @@ def picture():
         return hashlib.sha256(locator.screenshot()).hexdigest()
 
     return fingerprint
+
+
+@pytest.fixture
+def moved_by_keyboard(slide, press, wait_for, picture):
+    """Move a slider of a widget by keys: its value, its picture and its text must follow."""
+
+    def move(name: str, handle: str, key: str, times: int, value: str, words: str) -> None:
+        output = slide(name)
+        image = output.get_by_role("img")
+        before = picture(image)
+        slider = output.get_by_role("slider", name=handle, exact=True)
+        press(slider, key, times)
+        wait_for(output, words)
+        slider.page.wait_for_timeout(700)
+        assert slider.get_attribute("aria-valuetext") == value
+        assert picture(image) != before
+        assert words in image.get_attribute("title")
+
+    return move

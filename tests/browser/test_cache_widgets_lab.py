@@ -32,18 +32,9 @@ SLIDES = {"calculator": 2, "masks": 3, "memory": 4}
     ],
 )
 def test_a_slider_moved_by_keyboard_changes_the_picture_and_the_text(
-    slide, press, wait_for, picture, name, handle, key, times, value, words
+    moved_by_keyboard, name, handle, key, times, value, words
 ):
-    output = slide(name)
-    image = output.get_by_role("img")
-    before = picture(image)
-    moved = output.get_by_role("slider", name=handle)
-    press(moved, key, times)
-    wait_for(output, words)
-    moved.page.wait_for_timeout(500)
-    assert moved.get_attribute("aria-valuetext") == value
-    assert picture(image) != before
-    assert words in image.get_attribute("title")
+    moved_by_keyboard(name, handle, key, times, value, words)
 
 
 def test_a_menu_by_keyboard_greys_what_it_makes_idle(slide, wait_for):

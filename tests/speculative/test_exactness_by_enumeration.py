@@ -155,6 +155,22 @@ def test_a_drafted_chain_leaves_the_joint_distribution_as_it_is(V, gamma, filter
 
 
 @pytest.mark.parametrize("rule", [verify, verify_block])
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+def test_whole_texts_of_four_tokens_filtered_both_ways(gamma, rule):
+    """V=4, every path through all rounds of gamma + 1 tokens, with top-k and top-p on."""
+    both, n = Sampling(temperature=0.8, top_k=3, top_p=0.9), gamma + 1
+
+    def run(chance):
+        drafter = ModelDrafter(toy(4, 7), gamma, both)
+        rounds = speculate(toy(4, 0), drafter, [0], n, sampling=both, chance=chance, verify=rule)
+        return tuple(token for r in rounds for token in r.tokens)
+
+    wanted = plain(toy_logits(4, 0), [0], n, both)
+    assert len(wanted) > 4
+    assert distance(distribution(run), wanted) < 1e-12
+
+
+@pytest.mark.parametrize("rule", [verify, verify_block])
 @pytest.mark.parametrize("filters", FILTERS)
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 def test_it_holds_for_four_tokens(gamma, filters, rule):
