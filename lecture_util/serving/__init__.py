@@ -1,0 +1,23 @@
+"""Serving: many requests on one model, token-identical to one at a time, in little memory.
+
+request          what is asked, what runs, what comes back
+trace            made-up traffic: Poisson arrivals, long-tailed lengths
+scheduler        iteration-level scheduling: who computes how many tokens next
+flat             selective batching: a flat run of tokens, attention sequence by sequence
+slots            contiguous memory: a row for each sequence
+static_batching  fill a batch once, keep it to its end: what the others are compared with
+executor         the real model does the scheduler's work
+loop             plan, compute, hand out, let go; wall clock and virtual clock
+simulate         the same loop with a formula in the model's place
+metrics          throughput, TTFT, time per token, use of memory
+blocks           the block allocator: counts, copy-on-write, eviction
+prefix           the prefix cache: chained hashes that point, tokens that decide
+paging           paged memory for the scheduler and the model
+engine           the public face: generate, stream, cancel, stats
+"""
+
+from .engine import Engine
+from .request import Completion, Params, Request
+from .scheduler import Policy
+
+__all__ = ["Completion", "Engine", "Params", "Policy", "Request"]

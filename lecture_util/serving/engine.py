@@ -1,0 +1,136 @@
+"""The engine's public face: prompts in, texts out, many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from lecture_util.model.generate import Prompt, check_prompts
+from lecture_util.model.transformer import Transformer
+
+from .executor import ModelExecutor
+from .flat import FlatCache
+from .loop import Event, Loop, VirtualClock, WallClock
+from .metrics import Stats, stats
+from .paging import PagedCache
+from .request import Completion, Params, Request
+from .scheduler import Policy, Scheduler
+
+
+DEFAULTS = Params()
+
+
+class Engine:
+    """A small serving engine around a Transformer.
+
+    Every text is what `generate` would have made of its prompt alone, to within the rounding of
+    sums in another order.
+
+    cache    where keys and values are kept: a PagedCache (by default, with room for `slots`
+             sequences of 512 tokens) or a SlotCache of at least `slots` rows
+    policy   see `scheduler.Policy`
+    clock    WallClock(), or VirtualClock() where runs are to be alike on every machine
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        cache: FlatCache | None = None,
+        policy: Policy | None = None,
+        clock: WallClock | VirtualClock | None = None,
+    ) -> None:
+        policy = Policy() if policy is None else policy
+        if policy.token_budget > model.config.max_context:
+            raise ValueError(
+                f"token_budget={policy.token_budget} is above the model's context of "
+                f"{model.config.max_context}: choose at most that"
+            )
+        if cache is None:
+            pages = -(-policy.slots * 512 // 16)
+            cache = PagedCache(model.config, pages, 16, model.dtype, model.device)
+        rows = getattr(cache.memory, "rows", policy.slots)
+        if rows < policy.slots:
+            raise ValueError(
+                f"the cache has {rows} rows but the policy {policy.slots} slots: make "
+                f"SlotCache(rows={policy.slots}, ...) or Policy(slots={rows})"
+            )
+        self.model, self.cache = model, cache
+        self.loop = Loop(
+            Scheduler(cache.memory, policy), ModelExecutor(model, cache), clock, self._check
+        )
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: Params | Sequence[Params] = DEFAULTS,
+        progress: bool = False,
+    ) -> list[Completion]:
+        """Continue all prompts; completions in their order, the samples of one side by side.
+
+        params: for all, or one for each. A prompt that cannot be served gives a completion with
+        reason "failed" and its error; the others are served.
+        """
+        many = [params] * len(prompts) if isinstance(params, Params) else list(params)
+        if len(many) != len(prompts):
+            raise ValueError(f"{len(many)} params for {len(prompts)} prompts: give one for each")
+        return self.serve(
+            [Request(prompt, p) for prompt, p in zip(prompts, many, strict=True)], progress
+        )
+
+    def serve(self, trace: Iterable[Request], progress: bool = False) -> list[Completion]:
+        """Serve requests at their `arrival_s`, counted from now."""
+        return self.loop.serve(trace, progress)
+
+    def stream(self, prompt: Prompt, params: Params = DEFAULTS) -> Iterator[int]:
+        """Yield the tokens of one prompt as they come; other requests move on meanwhile.
+
+        Closing the iterator, or leaving its `for`, cancels the request.
+        Raises: what the request failed of.
+        """
+        number = self.submit(prompt, params)
+        given = 0
+        try:
+            while True:
+                (sequence,) = self.loop.live.get(number, ()) or [None]
+                done = self.loop.done[number]
+                tokens = done[0].tokens if done else sequence.new_tokens
+                yield from tokens[given:]
+                given = len(tokens)
+                if done:
+                    if done[0].error is not None:
+                        raise done[0].error
+                    return
+                self.step()
+        finally:
+            self.cancel(number)
+
+    def submit(self, prompt: Prompt, params: Params = DEFAULTS, **about) -> int:
+        """Queue a prompt and return its number; `step` moves it on. about: as for `Request`.
+
+        Raises: PromptError, TooLong, TypeError or ValueError; then nothing is queued.
+        """
+        return self.loop.submit(Request(prompt, params, **about))
+
+    def step(self) -> list[Event]:
+        """One forward pass for everybody; the tokens and ends that came of it."""
+        return self.loop.step()
+
+    def cancel(self, number: int) -> None:
+        """End a request and free what it holds; nothing if it is over."""
+        self.loop.cancel(number)
+
+    def result(self, number: int) -> list[Completion]:
+        """The completions of a request so far, one a sample."""
+        return self.loop.done[number]
+
+    @property
+    def stats(self) -> Stats:
+        """Throughput, latencies and use of the memory since the engine was made or reset."""
+        return stats([c for cs in self.loop.done.values() for c in cs], self.loop.iterations)
+
+    def reset_stats(self) -> None:
+        """Forget what is over, so that `stats` counts from here."""
+        self.loop.forget()
+
+    def _check(self, request: Request) -> list[int]:
+        (prompt,) = check_prompts(self.model, [request.prompt], request.params.max_new_tokens)
+        return prompt
