@@ -9,12 +9,12 @@ from lecture_util.model.transformer import Transformer
 
 from .executor import ModelExecutor
 from .flat import FlatCache
+from .graphs import DecodeGraphs, can_capture
 from .loop import Event, Loop, VirtualClock, WallClock
 from .metrics import Stats, stats
 from .paging import PagedCache
 from .request import Completion, Params, Request
 from .scheduler import Policy, Scheduler
-
 
 DEFAULTS = Params()
 
@@ -29,6 +29,8 @@ class Engine:
              sequences of 512 tokens) or a SlotCache of at least `slots` rows
     policy   see `scheduler.Policy`
     clock    WallClock(), or VirtualClock() where runs are to be alike on every machine
+    graphs   replay decode steps as CUDA graphs, see `graphs.DecodeGraphs`; None: on a GPU, where a
+             PagedCache allows it
     """
 
     def __init__(
@@ -38,15 +40,17 @@ class Engine:
         policy: Policy | None = None,
         clock: WallClock | VirtualClock | None = None,
     ) -> None:
-        policy = Policy() if policy is None else policy
-        if policy.token_budget > model.config.max_context:
+        longest = model.config.max_context
+        policy = Policy(token_budget=min(256, longest)) if policy is None else policy
+        if policy.token_budget > longest:
             raise ValueError(
-                f"token_budget={policy.token_budget} is above the model's context of "
-                f"{model.config.max_context}: choose at most that"
+                f"token_budget={policy.token_budget} is above the model's context of {longest}: "
+                "choose at most that"
             )
         if cache is None:
             pages = -(-policy.slots * 512 // 16)
             cache = PagedCache(model.config, pages, 16, model.dtype, model.device)
+        check_cache(model, cache)
         rows = getattr(cache.memory, "rows", policy.slots)
         if rows < policy.slots:
             raise ValueError(
@@ -54,9 +58,11 @@ class Engine:
                 f"SlotCache(rows={policy.slots}, ...) or Policy(slots={rows})"
             )
         self.model, self.cache = model, cache
-        self.loop = Loop(
-            Scheduler(cache.memory, policy), ModelExecutor(model, cache), clock, self._check
-        )
+        if graphs or (graphs is None and can_capture(model, cache)):
+            executor = DecodeGraphs(model, cache, policy.slots)
+        else:
+            executor = ModelExecutor(model, cache)
+        self.loop = Loop(Scheduler(cache.memory, policy), executor, clock, self._check)
 
     def generate(
         self,
@@ -69,7 +75,11 @@ class Engine:
         params: for all, or one for each. A prompt that cannot be served gives a completion with
         reason "failed" and its error; the others are served.
         """
-        many = [params] * len(prompts) if isinstance(params, Params) else list(params)
+        if isinstance(prompts, str) or not hasattr(prompts, "__len__"):
+            raise TypeError(f"prompts={prompts!r}: expected lists of tokens, such as [[1, 2, 3]]")
+        if not isinstance(params, Params | list | tuple):
+            raise TypeError(f"params={params!r}: expected Params(...), or a list with one for each")
+        many = [params] * len(prompts) if isinstance(params, Params) else params
         if len(many) != len(prompts):
             raise ValueError(f"{len(many)} params for {len(prompts)} prompts: give one for each")
         return self.serve(
@@ -86,12 +96,14 @@ class Engine:
         Closing the iterator, or leaving its `for`, cancels the request.
         Raises: what the request failed of.
         """
+        if isinstance(params, Params) and params.samples > 1:
+            raise ValueError(f"samples={params.samples}: a stream has one answer; use submit()")
         number = self.submit(prompt, params)
+        (sequence,) = self.loop.live.get(number, ()) or [None]
+        done = self.loop.done[number]  # filled when it ends
         given = 0
         try:
             while True:
-                (sequence,) = self.loop.live.get(number, ()) or [None]
-                done = self.loop.done[number]
                 tokens = done[0].tokens if done else sequence.new_tokens
                 yield from tokens[given:]
                 given = len(tokens)
@@ -119,7 +131,12 @@ class Engine:
         self.loop.cancel(number)
 
     def result(self, number: int) -> list[Completion]:
-        """The completions of a request so far, one a sample."""
+        """The completions of a request so far, one a sample.
+
+        Raises: ValueError for a number that was never given, or is forgotten.
+        """
+        if number not in self.loop.done:
+            raise ValueError(f"no request has number {number!r}: submit() returns it")
         return self.loop.done[number]
 
     @property
@@ -134,3 +151,19 @@ class Engine:
     def _check(self, request: Request) -> list[int]:
         (prompt,) = check_prompts(self.model, [request.prompt], request.params.max_new_tokens)
         return prompt
+
+
+def check_cache(model: Transformer, cache: FlatCache) -> None:
+    """Raises: TypeError or ValueError if the cache was made for another model."""
+    if not isinstance(cache, FlatCache):
+        raise TypeError(
+            f"cache={cache!r}: expected PagedCache(model.config, ...) or SlotCache(model.config, ...)"
+        )
+    L, _, _, K, H = cache.k_LMPKH.shape
+    c, has = model.config, (L, K, H, cache.k_LMPKH.dtype, cache.k_LMPKH.device)
+    wants = (c.L, c.K, c.H, model.dtype, model.device)
+    if has != wants:
+        raise ValueError(
+            f"the cache has (L, K, H, dtype, device) {has} but the model {wants}: make it with the "
+            "model's config, dtype and device"
+        )

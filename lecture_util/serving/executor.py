@@ -32,15 +32,19 @@ class ModelExecutor:
         """
         order = sorted(range(len(work)), key=lambda i: work[i].count > 1)
         flat = [work[i] for i in order]
-        x_1TD = self.forward(flat)
-        ends_T = torch.tensor([w.count for w in flat], device=x_1TD.device).cumsum(0) - 1
         drawing = [i for i, w in enumerate(flat) if w.draws]
-        logits_BV = self.model.head(x_1TD[0, ends_T[drawing]])
+        logits_BV = self.logits(flat, drawing)
         families = [(flat[i].sequence, *flat[i].sequence.followers) for i in drawing]
         drawn: list[list[Drawn]] = [[] for _ in work]
         for i, tokens in zip(drawing, draw(logits_BV, families), strict=True):
             drawn[order[i]] = tokens
         return drawn
+
+    def logits(self, flat: Sequence[Work], drawing: Sequence[int]) -> Tensor:
+        """What follows the last token of each piece that `drawing` lists. -> logits_BV."""
+        x_1TD = self.forward(flat)
+        ends_T = torch.tensor([w.count for w in flat], device=x_1TD.device).cumsum(0) - 1
+        return self.model.head(x_1TD[0, ends_T[drawing]])
 
     def forward(self, flat: Sequence[Work]) -> Tensor:
         """The features of all tokens of the work, one-token rows first. -> x_1TD."""

@@ -55,6 +55,7 @@ class Frame:
     tables_BJ: Tensor
     lengths_B: Tensor
     runs: list[tuple[slice, list[int], int]] = field(default_factory=list)
+    index: object = None  # what a subclass makes of the tables once, for all layers
 
 
 class FlatCache:
@@ -84,14 +85,15 @@ class FlatCache:
         """Bytes of the pools, used or not."""
         return self.k_LMPKH.nbytes + self.v_LMPKH.nbytes
 
-    def load(self, work: Sequence[Work]) -> None:
-        """Say whose tokens the next forward brings: rows of one token first, then longer runs.
-
-        Pages that the memory wants copied are copied now, before anything is written.
-        """
+    def copy_pages(self) -> None:
+        """Copy the pages that the memory wants copied, before the next forward writes to them."""
         for source, target in self.memory.take_copies():
             self.k_LMPKH[:, target] = self.k_LMPKH[:, source]
             self.v_LMPKH[:, target] = self.v_LMPKH[:, source]
+
+    def load(self, work: Sequence[Work]) -> None:
+        """Say whose tokens the next forward brings: rows of one token first, then longer runs."""
+        self.copy_pages()
         P = self.page_size
         positions, places, tables, lengths, runs = [], [], [], [], []
         for w in work:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from .executor import Drawn
@@ -30,7 +31,7 @@ class WallClock:
         return time.perf_counter()
 
     def wait(self, seconds: float) -> None:
-        time.sleep(seconds)
+        time.sleep(max(0.0, seconds))
 
     def computed(self, work: Sequence[Work]) -> None:
         """Computing took its time already."""
@@ -50,7 +51,8 @@ class VirtualClock:
         return self.time
 
     def wait(self, seconds: float) -> None:
-        self.time += seconds
+        """A wait too short to change the sum moves on all the same, by the least there is."""
+        self.time = max(self.time + seconds, math.nextafter(self.time, math.inf))
 
     def computed(self, work: Sequence[Work]) -> None:
         self.time += self.step_time(work)
@@ -93,6 +95,13 @@ class Event:
     completion: Completion | None = None
 
 
+def _plain_prompt(request: Request) -> list[int]:
+    prompt = list(request.prompt)
+    if not prompt:
+        raise ValueError("the prompt is empty: expected at least one token")
+    return prompt
+
+
 class Loop:
     """Requests in, events out, one forward a `step`.
 
@@ -104,7 +113,7 @@ class Loop:
         scheduler: Scheduler,
         executor: Executor,
         clock: WallClock | VirtualClock | None = None,
-        check: Callable[[Request], list[int]] = lambda request: list(request.prompt),
+        check: Callable[[Request], list[int]] = _plain_prompt,
     ) -> None:
         self.scheduler, self.executor, self.check = scheduler, executor, check
         self.clock = WallClock() if clock is None else clock
@@ -129,6 +138,7 @@ class Loop:
         Raises: TooLong if it could never be held, or what `check` raises; then nothing is queued.
         """
         prompt, params = self.check(request), request.params
+        request = replace(request, prompt=tuple(prompt))  # theirs may grow while we compute
         slots, memory = self.scheduler.policy.slots, self.scheduler.memory
         if params.samples > slots:
             raise TooLong(
@@ -144,8 +154,8 @@ class Loop:
         if not memory.fits(leader.longest):
             raise TooLong(
                 f"a prompt of {len(prompt)} tokens with {params.max_new_tokens} new ones needs "
-                f"room for {leader.longest}, more than the cache has: ask for fewer new tokens, or make "
-                "a larger cache"
+                f"room for {leader.longest}, more than the cache has: ask for fewer new tokens, "
+                "or make a larger cache"
             )
         leader.followers = followers
         self.live[number], self.done[number] = [leader, *followers], []
@@ -164,7 +174,17 @@ class Loop:
             number, now = next(self._numbers), self.now()
             came_s = now if arrival_s is None else arrival_s
             self.done[number] = [
-                Completion(number, sample, [], [], "failed", error, came_s, finished_s=now)
+                Completion(
+                    number,
+                    sample,
+                    [],
+                    [],
+                    "failed",
+                    error,
+                    came_s,
+                    finished_s=now,
+                    user=request.user,
+                )  # fmt: skip
                 for sample in range(request.params.samples)
             ]
             self._events += [Event(number, c.sample, None, c) for c in self.done[number]]
@@ -195,6 +215,9 @@ class Loop:
         from tqdm.auto import tqdm  # only where a bar may be drawn
 
         trace, start_s = list(trace), self.now()
+        for request in trace:
+            if not isinstance(request, Request):
+                raise TypeError(f"the trace holds {request!r}: expected Request(prompt, ...)")
         coming = deque(sorted(range(len(trace)), key=lambda i: trace[i].arrival_s))
         numbers: dict[int, int] = {}  # of the trace's requests
         with tqdm(total=len(trace), desc="requests", disable=not progress, leave=False) as bar:
@@ -207,6 +230,7 @@ class Loop:
                 elif coming:
                     self.clock.wait(trace[coming[0]].arrival_s - (self.now() - start_s))
                 bar.update(sum(n not in self.live for n in numbers.values()) - bar.n)
+        self._events = []  # of those refused last; the others went with their steps
         return [c for i in range(len(trace)) for c in self.done[numbers[i]]]
 
     def _iterate(self) -> None:
@@ -233,7 +257,7 @@ class Loop:
             )
         )  # fmt: skip
         for w, tokens in zip(work, drawn, strict=True):
-            if w.padding:
+            if w.padding or not self._lives(w.sequence):
                 continue
             w.sequence.computed = w.start + w.count
             scheduler.memory.commit(w.sequence)
@@ -243,7 +267,12 @@ class Loop:
                     self._take(one, token, now)
 
     def _take(self, one: Running, token: Drawn, now: float) -> None:
-        """One answer's new token, or the exception that came in its place."""
+        """One answer's new token, or the exception that came in its place.
+
+        Through `stop` the user may cancel any request, this one too.
+        """
+        if not self._lives(one):
+            return
         if isinstance(token, Exception):
             self._finish(one, "failed", error=token)
             return
@@ -252,12 +281,18 @@ class Loop:
         try:
             over = one.is_over()
         except Exception as error:  # the user's own code: only this request may fail
-            self._finish(one, "failed", token, error)
+            over = error
+        if not self._lives(one):
             return
-        if over:
+        if isinstance(over, Exception):
+            self._finish(one, "failed", token, over)
+        elif over:
             self._finish(one, over, token)
         else:
             self._events.append(Event(one.number, one.sample, token))
+
+    def _lives(self, one: Running) -> bool:
+        return one in self.live.get(one.number, ())
 
     def _finish(
         self, one: Running, reason: str, token: int | None = None, error: Exception | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lecture_util.kernels.paged_attention import gather_pages, paged_attention_fused
+from lecture_util.kernels.paged_attention import gather_pages, page_index, paged_attention_fused
 from lecture_util.model.config import Config
 
 from .blocks import Blocks, OutOfPages, Table
@@ -93,6 +93,9 @@ class PagedCache(FlatCache):
         return gather_pages(pool_MPKH, pages_J, S)
 
     def decode(self, q_BNH: Tensor, k_MPKH: Tensor, v_MPKH: Tensor) -> Tensor:
+        frame = self.frame
+        if frame.index is None and not q_BNH.is_cuda:  # the kernel needs none
+            frame.index = page_index(frame.tables_BJ, frame.lengths_B, *k_MPKH.shape[:2])
         return paged_attention_fused(
-            q_BNH, k_MPKH, v_MPKH, self.frame.tables_BJ, self.frame.lengths_B
+            q_BNH, k_MPKH, v_MPKH, frame.tables_BJ, frame.lengths_B, frame.index
         )

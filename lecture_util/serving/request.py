@@ -60,6 +60,10 @@ class EndsAfter:
 
     count: int
 
+    def __post_init__(self) -> None:
+        if type(self.count) is not int or self.count < 1:
+            raise ValueError(f"count={self.count!r}: expected a whole number, at least 1")
+
     def __call__(self, new_tokens: list[int]) -> bool:
         return len(new_tokens) >= self.count
 
@@ -85,6 +89,8 @@ class Request:
             raise TypeError(f"arrival_s={self.arrival_s!r}: expected seconds")
         if not 0 <= self.arrival_s < float("inf"):
             raise ValueError(f"arrival_s={self.arrival_s}: expected seconds from 0 up")
+        if not isinstance(self.user, str):
+            raise TypeError(f"user={self.user!r}: expected a name, such as 'alice'")
         if not isinstance(self.space, tuple) or not all(isinstance(s, str) for s in self.space):
             raise TypeError(f"space={self.space!r}: expected a tuple of words")
 

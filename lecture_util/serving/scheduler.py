@@ -12,6 +12,7 @@ Source: Yu et al. 2022, Orca (OSDI 22): iteration-level scheduling. Agrawal et a
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
@@ -100,10 +101,16 @@ class Policy:
                 continue
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name}={value!r}: expected a whole number, at least 1")
+        if not isinstance(self.chunked, bool):
+            raise ValueError(f"chunked={self.chunked!r}: expected True or False")
         if self.order not in ORDERS:
             raise ValueError(f"order={self.order!r}: expected one of {', '.join(ORDERS)}")
         ratio = self.waiting_served_ratio
-        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not ratio >= 0:
+        if (
+            isinstance(ratio, bool)
+            or not isinstance(ratio, int | float)
+            or not 0 <= ratio < math.inf
+        ):
             raise ValueError(f"waiting_served_ratio={ratio!r}: expected a number from 0 up")
         if self.token_budget < self.slots:
             raise ValueError(
@@ -218,6 +225,7 @@ class Scheduler:
 
     def leave(self, sequence: Running) -> None:
         """The sequence is over, or put back: slot and memory are free again."""
+        self.waited.pop(sequence.id, None)
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         if sequence in self.running:

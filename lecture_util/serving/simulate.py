@@ -6,6 +6,7 @@ against the real run of a model that is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -47,6 +48,15 @@ class RooflineStep:
     accelerator: Accelerator
     dtype: str = "bf16"
     overhead_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.accelerator, Accelerator):
+            raise TypeError(
+                f"accelerator={self.accelerator!r}: expected ACCELERATORS['h100'] or the like"
+            )
+        self.accelerator.peak(self.dtype)  # raises for a dtype it has no peak for
+        if not 0 <= self.overhead_s < math.inf:
+            raise ValueError(f"overhead_s={self.overhead_s!r}: expected seconds from 0 up")
 
     def cost(self, pieces: Sequence[Piece]) -> Cost:
         width = DTYPE_BYTES[self.dtype]

@@ -28,7 +28,6 @@ class StaticScheduler(Scheduler):
     def __init__(self, memory: Memory, policy: Policy | None = None) -> None:
         super().__init__(memory, policy)
         self.over: set[int] = set()  # ids of the batch whose text has ended
-        self.steps = 0
 
     def add(self, sequence: Running) -> None:
         followers, sequence.followers = sequence.followers, []
@@ -36,26 +35,23 @@ class StaticScheduler(Scheduler):
 
     def plan(self) -> list[Work]:
         if not self.running:
-            return self._new_batch()
-        work = []
-        for sequence in self.running:
-            over = sequence.id in self.over
-            start = len(sequence.request.prompt) + self.steps
-            self.memory.grow(sequence, start + 1)
-            work.append(Work(sequence, start, 1, padding=over))
-        self.steps += 1
-        return work
+            self._new_batch()
+        batch = [(s, len(s.request.prompt), s.id in self.over) for s in self.running]
+        steps = max((s.computed - prompt for s, prompt, _ in batch), default=0)
+        if steps < 0:  # nothing is computed yet
+            longest = max(prompt for _, prompt, _ in batch)
+            return [Work(s, 0, prompt, over, longest - prompt) for s, prompt, over in batch]
+        for sequence, prompt, _ in batch:
+            self.memory.grow(sequence, prompt + steps + 1)
+        return [Work(s, prompt + steps, 1, over) for s, prompt, over in batch]
 
-    def _new_batch(self) -> list[Work]:
-        self.steps = 0
+    def _new_batch(self) -> None:
         for sequence in sorted(self.waiting, key=self._rank)[: self.policy.slots]:
             if self.memory.begin(sequence) is None:
                 break
             self.waiting.remove(sequence)
             self.join(sequence)
             self.memory.grow(sequence, len(sequence.tokens))
-        longest = max((len(s.tokens) for s in self.running), default=0)
-        return [Work(s, 0, len(s.tokens), padded=longest - len(s.tokens)) for s in self.running]
 
     def leave(self, sequence: Running) -> None:
         """A row is given back only with the whole batch."""

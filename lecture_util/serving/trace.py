@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,9 @@ class Lengths:
     most: int = 512
 
     def __post_init__(self) -> None:
+        floats, whole = (self.median, self.spread), (self.least, self.most)
+        if not all(_is_number(x) for x in floats) or not all(type(n) is int for n in whole):
+            raise TypeError(f"{self}: expected numbers, and whole ones for least and most")
         if not (self.median > 0 and self.spread >= 0 and 1 <= self.least <= self.most):
             raise ValueError(f"{self}: expected median > 0, spread >= 0 and 1 <= least <= most")
 
@@ -32,9 +36,13 @@ class Lengths:
         return np.clip(np.rint(drawn), self.least, self.most).astype(int).tolist()
 
 
+def _is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def poisson_arrivals(rate_per_s: float, count: int, rng: np.random.Generator) -> list[float]:
     """Moments at which independent users come: gaps are exponential, 1/rate on average."""
-    if not rate_per_s > 0:
+    if not _is_number(rate_per_s) or not rate_per_s > 0:
         raise ValueError(f"rate_per_s={rate_per_s!r}: expected requests a second, above 0")
     return np.cumsum(rng.exponential(1 / rate_per_s, count)).tolist()
 
@@ -55,10 +63,19 @@ def make_trace(
     most_new     the max_new_tokens that each asks for; by default new_tokens.most
     tokens       where prompts are cut from at random; by default numbers up to 255
     """
+    for name, value in (("count", count), ("seed", seed)):
+        if type(value) is not int or value < 0:
+            raise ValueError(f"{name}={value!r}: expected a whole number from 0 up")
+    for name, value in (("prompt_tokens", prompt_tokens), ("new_tokens", new_tokens)):
+        if not isinstance(value, Lengths):
+            raise TypeError(f"{name}={value!r}: expected Lengths(median, spread)")
     rng = np.random.default_rng(seed)
     arrivals = [0.0] * count if rate_per_s is None else poisson_arrivals(rate_per_s, count, rng)
     prompts, news = prompt_tokens.draw(rng, count), new_tokens.draw(rng, count)
-    pool = rng.integers(1, 256, 4 * prompt_tokens.most).tolist() if tokens is None else tokens
+    pool = rng.integers(1, 256, 4 * prompt_tokens.most) if tokens is None else tokens
+    pool = pool.tolist() if hasattr(pool, "tolist") else list(pool)
+    if not all(type(token) is int for token in pool):
+        raise TypeError("tokens: expected whole numbers, such as encode(tokenizer, text)")
     if len(pool) < prompt_tokens.most:
         raise ValueError(
             f"{len(pool)} tokens to cut prompts from, but one may have {prompt_tokens.most}"
@@ -68,6 +85,5 @@ def make_trace(
     for i in range(count):
         start = int(rng.integers(0, len(pool) - prompts[i] + 1))
         params = Params(most_new, seed=seed + i, stop=EndsAfter(news[i]))
-        prompt = list(pool[start : start + prompts[i]])
-        requests.append(Request(prompt, params, arrivals[i]))
+        requests.append(Request(pool[start : start + prompts[i]], params, arrivals[i]))
     return requests
