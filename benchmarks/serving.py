@@ -309,7 +309,7 @@ def peers() -> dict:
     rows = []
     for name, requests in (("16 short requests", short), ("long-tailed", long_tailed)):
         if QUICK:
-             few = [min(4, r.params.max_new_tokens) for r in requests[:4]]
+            few = [min(4, r.params.max_new_tokens) for r in requests[:4]]
             requests = [Request(r.prompt, Params(n)) for r, n in zip(requests, few, strict=False)]
         total = sum(r.params.max_new_tokens for r in requests)
         ways = {

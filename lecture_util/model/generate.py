@@ -179,8 +179,9 @@ def check_prompts(model: Transformer, prompts, max_new_tokens: int) -> list[list
 
 def end_tokens(eos: int | Collection[int] | None) -> frozenset[int]:
     """End tokens as a set; one token, or none, may be given plainly."""
+    eos = _plain(eos)
     eos = () if eos is None else [eos] if isinstance(eos, int) else eos
-    if isinstance(eos, str) or not all(isinstance(token, int) for token in eos):
+    if not isinstance(eos, Collection) or not all(type(token) is int for token in eos):
         raise TypeError(f"eos={eos!r}: expected tokens, such as [tokenizer.eos_token_id]")
     return frozenset(eos)
 

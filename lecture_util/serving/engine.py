@@ -39,6 +39,7 @@ class Engine:
         cache: FlatCache | None = None,
         policy: Policy | None = None,
         clock: WallClock | VirtualClock | None = None,
+        graphs: bool | None = None,
     ) -> None:
         longest = model.config.max_context
         policy = Policy(token_budget=min(256, longest)) if policy is None else policy
@@ -157,7 +158,7 @@ def check_cache(model: Transformer, cache: FlatCache) -> None:
     """Raises: TypeError or ValueError if the cache was made for another model."""
     if not isinstance(cache, FlatCache):
         raise TypeError(
-            f"cache={cache!r}: expected PagedCache(model.config, ...) or SlotCache(model.config, ...)"
+            f"cache={cache!r}: expected PagedCache(model.config, num_pages) or a SlotCache"
         )
     L, _, _, K, H = cache.k_LMPKH.shape
     c, has = model.config, (L, K, H, cache.k_LMPKH.dtype, cache.k_LMPKH.device)

@@ -57,7 +57,8 @@ def draw(logits_BV: Tensor, families: Sequence[Sequence[Running]]) -> list[list[
     """A token for every member of each row's family. What fails in one row fails it alone."""
     if not families:
         return []
-    best_B, broken_B = logits_BV.argmax(-1).tolist(), logits_BV.isnan().any(-1).tolist()
+    top_B, best_B = logits_BV.max(-1)  # NaN, where there is one, is the maximum
+    best_B, broken_B = best_B.tolist(), top_B.isnan().tolist()
     drawn: list[list[Drawn]] = []
     for b, family in enumerate(families):
         tokens: list[Drawn] = []

@@ -136,9 +136,12 @@ class FlatCache:
         if B := frame.lengths_B.numel():
             outs_TNH.append(self.decode(q_BTNH[0, :B], k_MPKH, v_MPKH))
         for rows, table, S in frame.runs:
-            k_BSKH, v_BSKH = self.read(k_MPKH, table, S)[None], self.read(v_MPKH, table, S)[None]
+            if rows.stop - rows.start == S:  # a prompt from its beginning: all of it is here
+                k_BSKH, v_BSKH = k_BTKH[:, rows], v_BTKH[:, rows]
+            else:
+                k_BSKH, v_BSKH = (self.read(p, table, S)[None] for p in (k_MPKH, v_MPKH))
             outs_TNH.append(attend(q_BTNH[:, rows], k_BSKH, v_BSKH)[0])
-        return torch.cat(outs_TNH)[None]
+        return (outs_TNH[0] if len(outs_TNH) == 1 else torch.cat(outs_TNH))[None]
 
     def extend(self, T: int) -> None:
         """The scheduler keeps the count of what is computed."""

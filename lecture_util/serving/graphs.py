@@ -56,9 +56,7 @@ def can_capture(model: Transformer, cache: FlatCache) -> bool:
 
     The Triton kernel reads lengths on the GPU. Other ways to attend read them on the host.
     """
-    return (
-        isinstance(cache, PagedCache) and model.device.type == "cuda" and model.dtype in FLOATS
-    )
+    return isinstance(cache, PagedCache) and model.device.type == "cuda" and model.dtype in FLOATS
 
 
 def cuda_capture() -> Capture:

@@ -175,18 +175,11 @@ class Loop:
             came_s = now if arrival_s is None else arrival_s
             self.done[number] = [
                 Completion(
-                    number,
-                    sample,
-                    [],
-                    [],
-                    "failed",
-                    error,
-                    came_s,
-                    finished_s=now,
+                    number, sample, [], [], "failed", error, came_s, None, (), now,
                     user=request.user,
-                )  # fmt: skip
+                )
                 for sample in range(request.params.samples)
-            ]
+            ]  # fmt: skip
             self._events += [Event(number, c.sample, None, c) for c in self.done[number]]
             return number
 

@@ -67,7 +67,7 @@ def stats(
     """Sum up a run. slots: those there were; by default the most that were ever in use."""
     started = min((c.arrival_s for c in completions), default=0.0)
     seconds = max((c.finished_s for c in completions), default=0.0) - started
-    new_tokens = sum(len(c.tokens) for c in completions)
+    new_tokens = sum(c.num_tokens for c in completions)
     busy_s = sum(i.seconds for i in iterations)
     rows = [len(i.parts) for i in iterations]
     padded = [sum(part.kind == "padding" for part in i.parts) for i in iterations]

@@ -169,6 +169,11 @@ class Completion:
     user: str = ""
 
     @property
+    def num_tokens(self) -> int:
+        """New tokens; here all of them are known by number."""
+        return len(self.tokens)
+
+    @property
     def queue_s(self) -> float | None:
         """Seconds between arrival and the first admission."""
         return None if self.admitted_s is None else self.admitted_s - self.arrival_s
