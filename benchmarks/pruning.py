@@ -40,6 +40,7 @@ from lecture_util.pruning.importance import (
 from lecture_util.pruning.plan import plan_by_importance, width_for
 from lecture_util.pruning.prune import drop_layers, prune
 from lecture_util.roofline.accounting import kv_cache_bytes, num_params, weight_bytes
+from lecture_util.roofline.hardware import processor
 
 RECORD = Path(__file__).parent / "results" / "pruning.json"
 SEED, T = 0, 128
@@ -333,13 +334,6 @@ def rounded(x: torch.Tensor) -> list:
     """Four figures are more than rankings need."""
     shorten = lambda v: [shorten(w) for w in v] if isinstance(v, list) else float(f"{v:.4g}")  # noqa: E731
     return shorten(x.tolist())
-
-
-def processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(": ")[1] for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 SECTIONS = {f.__name__: f for f in (importance, layers, recovery, recipes, width)}

@@ -63,6 +63,7 @@ from lecture_util.quantization.linear import (
 from lecture_util.quantization.llm_int8 import Int8Linear
 from lecture_util.quantization.nf4 import NF4Linear
 from lecture_util.quantization.salient import keep_channels
+from lecture_util.roofline.hardware import processor
 
 RECORD = Path(__file__).parent / "results" / "quantization.json"
 HELD, CALIBRATION, T, SEED = 64, 32, 128, 0
@@ -317,11 +318,7 @@ def about(held, calibration) -> dict:
 
 
 def hardware() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    name = names[0] if names else platform.processor() or platform.machine()
-    return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    return f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
 
 
 def busy() -> float:

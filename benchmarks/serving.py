@@ -33,7 +33,7 @@ from lecture_util.model import weights
 from lecture_util.model.text import english
 from lecture_util.model.transformer import Transformer
 from lecture_util.roofline.accounting import kv_bytes_per_token
-from lecture_util.roofline.hardware import this_machine
+from lecture_util.roofline.hardware import processor
 from lecture_util.serving.blocks import Blocks
 from lecture_util.serving.contiguous import Regions
 from lecture_util.serving.engine import Engine
@@ -388,9 +388,8 @@ def rounded(value):
 
 
 def described() -> Iterator[tuple[str, object]]:
-    machine = this_machine("cpu")
     yield "date", date.today().isoformat()
-    yield "hardware", f"{machine.name}, {torch.get_num_threads()} threads"
+    yield "hardware", f"{processor()}, {torch.get_num_threads()} threads"
     yield "versions", {
         "torch": torch.__version__, "transformers": transformers.__version__,
         "python": platform.python_version(),

@@ -52,6 +52,7 @@ from lecture_util.model.kv_cache import KVCache
 from lecture_util.model.sampling import GREEDY, Sampling
 from lecture_util.model.tokenizer import chat
 from lecture_util.model.transformer import Transformer
+from lecture_util.roofline.hardware import processor
 from lecture_util.roofline.timing import measure
 from lecture_util.speculative.draft import NOTHING
 from lecture_util.speculative.draft_model import ModelDrafter, early_exit
@@ -635,13 +636,6 @@ def about() -> dict:
             },
         },
     }
-
-
-def processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(": ")[1] for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 SECTIONS = {

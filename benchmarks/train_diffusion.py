@@ -38,6 +38,7 @@ from lecture_util.model.sampling import Sampling
 from lecture_util.model.text import nats_per_token, text_task
 from lecture_util.model.train import IGNORE, scored_loss, train
 from lecture_util.model.weights import load, load_tokenizer
+from lecture_util.roofline.hardware import processor
 
 RECORD = Path(__file__).parent / "results" / "diffusion.json"
 BATCH, LR, SEED = 32, 2e-3, 0
@@ -247,13 +248,6 @@ def measured(train_S, held_BT):
         "infilling": infilled(models, held_BT),
         "writing": written(models, held_BT, words),
     }
-
-
-def processor():
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(": ")[1] for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def write(record):

@@ -8,6 +8,7 @@ alternatives/  recurrent layers, hybrids, masked diffusion                     n
 quantization/  formats, scales, LLM.int8(), AWQ, NF4 and int4 as layers        notebook 06
 pruning/       importance, smaller checkpoints, distillation                   notebook 07
 speculative/   draft, verify, Medusa, EAGLE: several tokens a forward          notebook 08
+serving/       schedulers, paged memory, the engine: many requests at once     notebooks 09-10
 classroom/     exercises, figures, widgets, notebook builds, grading, doctor   all notebooks
 
 A part imports the ground (model, kernels) and roofline, never another part; nothing imports the

@@ -6,9 +6,11 @@ arithmetic intensity at which a computation stops waiting for memory and starts 
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 
 from lecture_util.roofline.timing import measure
 
@@ -91,6 +93,14 @@ ACCELERATORS: dict[str, Accelerator] = {
         f"{_LIGHTNING}; {_MEMORY} (transcriptions that agree)",
     ),
 }  # fmt: skip
+
+
+def processor() -> str:
+    """The CPU's name, for a record of what was measured on it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = [line.split(": ")[1] for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def this_machine(device: str | None = None) -> Accelerator:
