@@ -126,8 +126,11 @@ class Blocks:
         """
         self._check(table)
         computed = len(table) if computed is None else computed
-        if not 0 <= computed <= len(table):
-            raise ValueError(f"computed={computed}, but the table has {len(table)} tokens")
+        if type(computed) is not int or not 0 <= computed <= len(table):
+            raise ValueError(
+                f"computed={computed!r}, but the table has {len(table)} tokens: expected a whole "
+                "number up to that"
+            )
         if not self.prefix_caching:
             return
         P = self.page_size
@@ -160,7 +163,7 @@ class Blocks:
         keep = self.pages_for(length)
         dropped, table.pages = table.pages[keep:], table.pages[:keep]
         del table.tokens[length:], table.texts[length // self.page_size :]
-        self._give_back(dropped)
+        self._give_back([page for page in dropped if page not in table.pages])
 
     def release(self, table: Table) -> None:
         """Give all pages back, the last first, so that a prefix outlives what followed it.

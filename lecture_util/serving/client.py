@@ -89,7 +89,7 @@ class RemoteEngine:
     def models(self) -> list[str]:
         """What the server offers. Raises: RemoteError."""
         with self._open("/v1/models") as response:
-            return [model["id"] for model in parsed(response.read())["data"]]
+            return [model["id"] for model in parsed(response.read()).get("data", ())]
 
     def generate(
         self,
@@ -99,7 +99,8 @@ class RemoteEngine:
     ) -> list[RemoteCompletion]:
         """Continue all prompts, texts or lists of tokens, so many at a time.
 
-        A request's arrival is its sending. One that fails gives a completion with reason "failed" and its error.
+        A request arrives when it is sent. One that fails gives a completion with reason "failed"
+        and its error, and the others finish.
         Raises: RemoteError if the server cannot even say which models it has.
         """
         many = [params] * len(prompts) if isinstance(params, Params) else list(params)

@@ -58,13 +58,13 @@ class Regions:
         return tokens <= self.total_tokens
 
     def begin(self, sequence: Running) -> int | None:
-        size = self._size(sequence)
+        final, size = final_length(sequence), self._size(sequence)
         start = self.first_fit(size)
         if start is None:
             return None
         self.regions[sequence.id] = (start, size)
         self.lengths[sequence.id] = 0
-        self.finals[sequence.id] = final_length(sequence)
+        self.finals[sequence.id] = final
         return 0
 
     def first_fit(self, size: int) -> int | None:

@@ -100,19 +100,21 @@ class Engine:
         if isinstance(params, Params) and params.samples > 1:
             raise ValueError(f"samples={params.samples}: a stream has one answer; use submit()")
         number = self.submit(prompt, params)
-        (sequence,) = self.loop.live.get(number, ()) or [None]
-        done = self.loop.done[number]  # filled when it ends
+        # Both lists are kept up by the loop: when the answer ends, it goes from one to the other.
+        live, done = self.loop.live.get(number, []), self.loop.done[number]
         given = 0
         try:
             while True:
-                tokens = done[0].tokens if done else sequence.new_tokens
+                over = bool(done)  # now: while we wait in `yield`, others may step
+                tokens = done[0].tokens if over else live[0].new_tokens
                 yield from tokens[given:]
                 given = len(tokens)
-                if done:
-                    if done[0].error is not None:
-                        raise done[0].error
+                if over and done[0].error is not None:
+                    raise done[0].error
+                if over:
                     return
-                self.step()
+                if not done:
+                    self.step()
         finally:
             self.cancel(number)
 

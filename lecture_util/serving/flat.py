@@ -98,6 +98,16 @@ class FlatCache:
         positions, places, tables, lengths, runs = [], [], [], [], []
         for w in work:
             table, end = self.memory.table(w.sequence), w.start + w.count
+            if w.count < 1 or (w.count == 1 and runs):
+                raise ValueError(
+                    f"work of {w.count} tokens in place {len(tables) + len(runs)} of the run: put "
+                    "work of one token first, longer work after it, and leave out empty work"
+                )
+            if end > len(table) * P:
+                raise ValueError(
+                    f"sequence {w.sequence.id} has room for {len(table) * P} tokens, not {end}: "
+                    "grow() its memory first"
+                )
             if w.count == 1:
                 tables.append(table)
                 lengths.append(end)
@@ -108,8 +118,8 @@ class FlatCache:
         J = max(map(len, tables), default=1)
         device = self.k_LMPKH.device
         self.frame = Frame(
-            torch.tensor([positions], device=device),
-            torch.tensor(places, device=device),
+            torch.tensor([positions], device=device, dtype=torch.long),
+            torch.tensor(places, device=device, dtype=torch.long),
             torch.tensor([t + [0] * (J - len(t)) for t in tables], device=device).view(-1, J),
             torch.tensor(lengths, device=device, dtype=torch.long),
             runs,
@@ -129,6 +139,11 @@ class FlatCache:
             raise TensorMismatch(
                 f"the keys are {k_BTKH.dtype} on {k_BTKH.device} but the pool is {k_MPKH.dtype} on "
                 f"{k_MPKH.device}: make the cache with dtype=model.dtype, device=model.device"
+            )
+        if k_BTKH.shape[2:] != k_MPKH.shape[2:]:
+            raise ShapeError(
+                f"the keys have (K, H)={tuple(k_BTKH.shape[2:])} but the pool has "
+                f"{tuple(k_MPKH.shape[2:])}: make the cache with this model's config"
             )
         k_MPKH.flatten(0, 1).index_copy_(0, frame.places_T, k_BTKH[0])
         v_MPKH.flatten(0, 1).index_copy_(0, frame.places_T, v_BTKH[0])

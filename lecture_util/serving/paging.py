@@ -26,6 +26,8 @@ class Pages:
 
     def begin(self, sequence: Running) -> int | None:
         """Admit only what can be computed, with one token to spare: else it would be put back."""
+        if sequence.id in self.tables:
+            raise ValueError(f"sequence {sequence.id} has begun already: release() it first")
         blocks = self.blocks
         table = blocks.begin(sequence.tokens, sequence.request.space)
         need = blocks.pages_for(min(len(sequence.tokens) + 1, sequence.longest))

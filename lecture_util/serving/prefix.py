@@ -47,6 +47,8 @@ class PrefixCache:
 
     def root(self, space: tuple[str, ...]) -> Text:
         """Where a chain begins. Words of another space, or in another place, begin another."""
+        if not isinstance(space, tuple):  # "ab" would share with ("a", "b")
+            raise TypeError(f'space={space!r}: expected a tuple of words, such as ("salt", "x")')
         return Text(("space", *space), None, self.digest(b"", ("space", *space)))
 
     def link(self, before: Text, tokens: tuple[int, ...]) -> Text:

@@ -50,11 +50,15 @@ class RooflineStep:
     overhead_s: float = 0.0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.config, Config):
+            raise TypeError(f"config={self.config!r}: expected a Config, such as model.config")
         if not isinstance(self.accelerator, Accelerator):
             raise TypeError(
                 f"accelerator={self.accelerator!r}: expected ACCELERATORS['h100'] or the like"
             )
         self.accelerator.peak(self.dtype)  # raises for a dtype it has no peak for
+        if not isinstance(self.overhead_s, int | float):
+            raise TypeError(f"overhead_s={self.overhead_s!r}: expected seconds")
         if not 0 <= self.overhead_s < math.inf:
             raise ValueError(f"overhead_s={self.overhead_s!r}: expected seconds from 0 up")
 

@@ -7,6 +7,7 @@ row stays empty, and no row can be lent twice.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from lecture_util.model.config import Config
 
 from .flat import FlatCache
 from .request import Running
+from .scheduler import Work
 
 
 class Slots:
@@ -36,6 +38,8 @@ class Slots:
 
     def begin(self, sequence: Running) -> int | None:
         family = (sequence, *sequence.followers)
+        if any(one.id in self.rented for one in family):
+            raise ValueError(f"sequence {sequence.id} has begun already: release() it first")
         if len(self.free) < len(family):
             return None
         for one in family:
@@ -88,6 +92,15 @@ class SlotCache(FlatCache):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(config, Slots(rows, capacity), rows, capacity, dtype, device)
+
+    def load(self, work: Sequence[Work]) -> None:
+        """A row that begins anew is wiped: a mask hides the last tenant's keys, but not its NaN."""
+        super().load(work)
+        for w in work:
+            if w.start == 0:
+                (row,) = self.memory.table(w.sequence)
+                self.k_LMPKH[:, row] = 0
+                self.v_LMPKH[:, row] = 0
 
     def read(self, pool_MPKH: Tensor, table: list[int], S: int) -> Tensor:
         return pool_MPKH[table[0], :S]

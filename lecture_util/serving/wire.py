@@ -26,7 +26,7 @@ def ask(
     path: str,
     body: dict | None = None,
     *,
-    headers: Mapping[str, str] = {},
+    headers: Mapping[str, str] | None = None,
     timeout_s: float,
 ) -> Iterator[HTTPResponse]:
     """A response that is not an error; with a body it is posted.
@@ -43,7 +43,7 @@ def ask(
         connected = True
         method = "GET" if body is None else "POST"
         sent = None if body is None else json.dumps(body)
-        headers = {"Content-Type": "application/json", **headers}
+        headers = {"Content-Type": "application/json", **(headers or {})}
         connection.request(method, parts.path + path, sent, headers)
         response = connection.getresponse()
         if response.status != 200:
