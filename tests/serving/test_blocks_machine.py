@@ -176,8 +176,9 @@ class Allocator(RuleBasedStateMachine):
             assert self.listed.setdefault(one.table.pages[j], story) == story
 
     @precondition(lambda self: self.live)
-    @rule(which=WHICH, back=st.integers(0, 9))
-    def truncate(self, which, back):
+    @rule(which=WHICH, back=st.integers(0, 9), tokens=TOKENS, write=WRITE)
+    def truncate(self, which, back, tokens, write):
+        """Roll back, and maybe go on otherwise."""
         one = self.pick(which)
         length = max(0, len(one.tokens) - back)
         dropped = one.table.pages[-(-length // self.page_size) :]
@@ -185,6 +186,8 @@ class Allocator(RuleBasedStateMachine):
         del one.tokens[length:]
         one.computed = min(one.computed, length)
         self.leave(dropped)
+        self.grow(one, tokens)
+        self.compute(one, *write)
 
     @precondition(lambda self: self.live)
     @rule(which=WHICH)

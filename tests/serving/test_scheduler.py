@@ -179,16 +179,14 @@ def test_the_newest_puts_itself_back_when_it_is_the_one_that_lacks_room():
 
 
 def test_work_that_was_planned_for_a_victim_is_dropped():
-    """An older sequence still in its prompt puts back a younger one that already had its turn."""
-    memory = pages(6)
-    server = Server(memory, slots=2, token_budget=8)
-    server.add(22)
-    server.step()
-    assert server.step() == [(0, 8, 8)]
-    server.add(2, new=8)
-    server.scheduler.policy = Policy(slots=2, token_budget=9)
-    # The first takes its last 6 tokens, the second 2: one page is left, then none.
-    assert server.step() == [(0, 16, 6)]
+    """A prompt needs the page of a sample that joined behind it and had its turn before it."""
+    server = Server(pages(3), slots=3, token_budget=5)
+    server.add(3, followers=1)
+    server.add(5)
+    assert server.step() == [(0, 0, 3), (2, 0, 2)]
+    assert server.running == [0, 2, 1]
+    # 0 takes the last page for its copy, 1 keeps the original; then 2 lacks a second page.
+    assert server.step() == [(0, 3, 1), (2, 2, 3)]
     assert server.waiting == [1]
 
 
@@ -391,7 +389,7 @@ class Watched(Scheduler):
 
     def plan(self):
         decoding = [s for s in self.running if not s.prefilling]
-        before = self.preempted
+        was_running, before = {s.id for s in self.running}, self.preempted
         work = super().plan()
         counts = [w.count for w in work]
         assert work and min(counts) >= 1
@@ -409,8 +407,8 @@ class Watched(Scheduler):
         assert all(s.id in working for s in decoding if s.slot is not None)
         held = [s.slot for s in self.running] + [f.slot for s in self.running for f in s.followers]
         assert sorted(held + self.free_slots) == list(range(self.policy.slots))
-        if self.preempted > before:
-            assert self.waiting
+        if self.preempted > before:  # or whoever was put back would come straight in again
+            assert self.waiting and working <= was_running
         return work
 
 
