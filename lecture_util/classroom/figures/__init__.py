@@ -28,6 +28,11 @@ speculative_tree     a tree of guesses, its mask and positions                  
 speculative_papers   Leviathan's and Chen's speed-ups                           notebook 08
 speculative_records  the cost of checking, Chen's panels; recorded              notebook 08
 speculative_measured each draft, and tasks that repeat; recorded                notebook 08
+serving              static and continuous batches, flat runs, chunks        notebook 09
+serving_runs         schedulers, load, the token budget; recorded            notebook 09
+paging               rented rows, pages and tables, a context in parts       notebook 10
+page_sharing         shared pages, copy-on-write, names of pages             notebook 10
+paging_runs          where the memory is, other engines; recorded            notebook 10
 records              registering what waits for a recorded run
 cli                  `make figures`: draw all, or check that none is out of date
 """
@@ -43,11 +48,16 @@ from lecture_util.classroom.figures import (  # noqa: F401  register
     llm_int8,
     mla_tables,
     number_formats,
+    page_sharing,
+    paging,
+    paging_runs,
     pruning,
     pruning_maps,
     pruning_runs,
     quantization,
     quantized_runs,
+    serving,
+    serving_runs,
     small_caches,
     speculative_drafts,
     speculative_measured,

@@ -112,7 +112,7 @@ def _told(one: Any, tokenizer: Any, name: str) -> Told:
         one = Round(one, [], [], "plain")
     if isinstance(one, Round):
         guesses, tokens = one.draft.tokens, one.tokens
-        words = [tuple(_word(token, tokenizer) for token in part) for part in (guesses, tokens)]
+        words = [tuple(word(token, tokenizer) for token in part) for part in (guesses, tokens)]
     elif isinstance(one, Mapping):
         one, *words = _recorded(one, name)
     else:
@@ -128,7 +128,8 @@ def _told(one: Any, tokenizer: Any, name: str) -> Told:
     return Told(one, *words)
 
 
-def _word(token: int, tokenizer: Any) -> str:
+def word(token: int, tokenizer: Any) -> str:
+    """A token as its text, all of it visible; as its number without a tokenizer."""
     if tokenizer is None:
         return str(token)
     text = tokenizer.decode([token])

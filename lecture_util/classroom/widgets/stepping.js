@@ -26,7 +26,8 @@ function render({ model, el }) {
       event.stopPropagation(); // leaves the widget; the next one is the slide deck's
       return event.target.blur();
     }
-    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const forward = part.tagName === "BUTTON" ? "" : " "; // the space bar clicks a button anyway
+    const by = { ArrowLeft: -1, ArrowRight: 1, [forward]: 1 }[event.key];
     if (!by) return;
     event.preventDefault();
     event.stopPropagation();
