@@ -32,7 +32,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 class Group(NamedTuple):
     """Sequences of similar length whose keys are gathered together."""
 
-    rows: Tensor  # which of the B
+    rows: Tensor | None  # which of the B; None: all of them, in order
     slots: Tensor  # of the pool flattened to M*P, for each row its positions in order
     mask_BTS: Tensor | None  # T=1; None if all of them are equally long
 
@@ -61,20 +61,27 @@ def page_index(tables_BJ: Tensor, lengths_B: Tensor, M: int, P: int) -> PageInde
     _check_tables(tables_BJ, lengths_B)
     tables_BJ, lengths = tables_BJ.long(), lengths_B.tolist()
     _check_values(tables_BJ, lengths, M, P)
+    if lengths and min(lengths) and len(lengths) * max(lengths) <= GROUP_POSITIONS:
+        return PageIndex((_group(None, tables_BJ, lengths_B, lengths, P),), M, P, len(lengths))
     order = sorted((b for b, length in enumerate(lengths) if length), key=lambda b: -lengths[b])
     groups = []
     while order:
-        S = lengths[order[0]]
-        count = max(1, GROUP_POSITIONS // S)
-        rows, order = order[:count], order[count:]
-        shortest = lengths[rows[-1]]
-        rows = torch.tensor(rows, device=tables_BJ.device)
-        positions_S = torch.arange(S, device=tables_BJ.device)
-        mask_BS = positions_S < lengths_B[rows, None]
-        positions_BS = torch.where(mask_BS, positions_S, 0)
-        slots_BS = tables_BJ[rows].gather(1, positions_BS // P) * P + positions_BS % P
-        groups.append(Group(rows, slots_BS.flatten(), None if shortest == S else mask_BS[:, None]))
+        count = max(1, GROUP_POSITIONS // lengths[order[0]])
+        rows, order = torch.tensor(order[:count], device=tables_BJ.device), order[count:]
+        held = [lengths[b] for b in rows.tolist()]
+        groups.append(_group(rows, tables_BJ[rows], lengths_B[rows], held, P))
     return PageIndex(tuple(groups), M, P, len(lengths))
+
+
+def _group(
+    rows: Tensor | None, tables_BJ: Tensor, lengths_B: Tensor, lengths: list[int], P: int
+) -> Group:
+    S = max(lengths)
+    positions_S = torch.arange(S, device=tables_BJ.device)
+    mask_BS = positions_S < lengths_B[:, None]
+    positions_BS = torch.where(mask_BS, positions_S, 0)
+    slots_BS = tables_BJ.gather(1, positions_BS // P) * P + positions_BS % P
+    return Group(rows, slots_BS.flatten(), None if min(lengths) == S else mask_BS[:, None])
 
 
 def paged_attention(
@@ -89,16 +96,17 @@ def paged_attention(
 
     Query head n reads KV head n // G. A sequence of length 0 gets zeros.
 
-    index: `page_index(tables_BJ, lengths_B, M, P)` if it is at hand; None: made here.
+    index: `page_index(tables_BJ, lengths_B, M, P)` if it is at hand; None: made here. With it,
+           tables and lengths have been looked at and are not again.
 
     Shapes: q_BNH, k_MPKH, v_MPKH, tables_BJ, lengths_B (int32 or int64) -> out_BNH.
     Cost:   4*S*N*H FLOPs a sequence; 4*S*K*H bytes of a 16-bit pool are read, written where they
             lie in order, and read again. The kernel only reads them, once.
     Raises: ShapeError, TensorMismatch, ValueError.
     """
-    check_paged(q_BNH, k_MPKH, v_MPKH, tables_BJ, lengths_B)
     M, P = k_MPKH.shape[:2]
     if index is None:
+        check_paged(q_BNH, k_MPKH, v_MPKH, tables_BJ, lengths_B)
         index = page_index(tables_BJ, lengths_B, M, P)
     elif (index.B, index.M, index.P) != (len(q_BNH), M, P):
         raise ShapeError(
@@ -107,8 +115,12 @@ def paged_attention(
         )
     out_BNH = torch.zeros_like(q_BNH, memory_format=torch.contiguous_format)
     for rows, slots, mask_BTS in index.groups:
-        k_BSKH, v_BSKH = (_take(pool, slots, len(rows)) for pool in (k_MPKH, v_MPKH))
-        out_BNH[rows] = attend(q_BNH[rows, None], k_BSKH, v_BSKH, mask_BTS)[:, 0]
+        q_B1NH = q_BNH[:, None] if rows is None else q_BNH[rows, None]
+        k_BSKH, v_BSKH = (_take(pool, slots, len(q_B1NH)) for pool in (k_MPKH, v_MPKH))
+        mixed_BNH = attend(q_B1NH, k_BSKH, v_BSKH, mask_BTS)[:, 0]
+        if rows is None:
+            return mixed_BNH
+        out_BNH[rows] = mixed_BNH
     return out_BNH
 
 

@@ -13,6 +13,10 @@ metrics          throughput, TTFT, time per token, use of memory
 blocks           the block allocator: counts, copy-on-write, eviction
 prefix           the prefix cache: chained hashes that point, tokens that decide
 paging           paged memory for the scheduler and the model
+contiguous       first-fit regions of unequal size, to measure what they waste
+graphs           decode steps as CUDA graphs, in padded batches of a few sizes
+client           the same requests to vLLM, over HTTP
+wire             HTTP and server-sent events, one kind of error
 engine           the public face: generate, stream, cancel, stats
 """
 

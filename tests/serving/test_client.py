@@ -353,6 +353,7 @@ def test_an_error_of_the_server_is_told_with_its_message(code, body, message):
         lambda _, send: send.error(code, body), f"answered {code} to /v1/completions: ", message
     )
     assert failed.tokens == [] and failed.ttft_s is None and failed.text == ""
+    assert str(failed.error).endswith(message)  # and nothing of the JSON around it
 
 
 def test_a_dropped_connection_fails_and_keeps_what_had_come():

@@ -50,7 +50,7 @@ class Tape(TorchDispatchMode):
         self.captured, self.replayed, self.recording = [], [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten._local_scalar_dense.default:
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default):
             raise RuntimeError("a number was asked for while capturing")
         out = func(*args, **(kwargs or {}))
         self.recording.append((func, args, kwargs or {}, out))
