@@ -182,7 +182,7 @@ def policies(draw):
     )
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     policy=policies(),
     seed=st.integers(0, 10**6),

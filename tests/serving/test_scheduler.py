@@ -353,6 +353,18 @@ def test_samples_take_their_slots_together():
     assert server.step() == [(0, 3, 1), (1, 3, 1), (2, 3, 1)]
 
 
+def test_a_prompt_that_is_put_back_gives_back_its_samples_slots_too():
+    server = Server(pages(9), slots=3, token_budget=4)
+    leader = server.add(9, followers=2)
+    server.step()
+    assert server.scheduler.free_slots == []
+    server.scheduler.preempt(leader)
+    assert sorted(server.scheduler.free_slots) == [0, 1, 2]
+    assert [s.slot for s in server.all] == [None] * 3
+    server.step()
+    assert [s.slot for s in server.all] == [0, 1, 2]
+
+
 def test_samples_that_join_behind_a_long_prompt_decode_before_it():
     server = Server(slots=4, token_budget=6)
     server.add(3, followers=2)

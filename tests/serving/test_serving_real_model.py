@@ -62,11 +62,11 @@ def assert_same_up_to_ties(model, trace, texts, completions):
 
 def test_through_few_pages(model, trace, texts):
     engine = Engine(
-        model, PagedCache(model.config, 8, 16), Policy(slots=4, token_budget=24), VirtualClock()
+        model, PagedCache(model.config, 17, 4), Policy(slots=4, token_budget=24), VirtualClock()
     )
     assert_same_up_to_ties(model, trace, texts, engine.serve(trace))
     assert engine.stats.preemptions > 0 and engine.stats.found_share > 0
-    assert engine.cache.blocks.available == 8
+    assert engine.cache.blocks.available == 17
 
 
 def test_through_rows_and_through_static_batches(model, trace, texts):
