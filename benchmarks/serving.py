@@ -17,7 +17,8 @@ import argparse
 import json
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import date
 from functools import cache, partial
@@ -321,14 +322,16 @@ def peers() -> dict:
             for b in (8, 16, 32)
             if b <= len(requests)
         }
+        for serve in ways.values() if name == "16 short requests" else ():
+            with serve(requests[:4]) as go:  # the first forwards of a process are slow
+                go()
         seconds: dict[str, list[float]] = {way: [] for way in ways}
-        for r in range(rounds):  # in turns, so that a busy moment hits everybody
+        for _ in range(rounds):  # in turns, so that a busy moment hits everybody
             for way, serve in ways.items():
-                if r == 0 and name == "16 short requests":
-                    serve(requests[:4])  # the first forwards of a process are slow
-                start = time.perf_counter()
-                serve(requests)
-                seconds[way].append(time.perf_counter() - start)
+                with serve(requests) as go:  # the server is up: its pool of pages is there
+                    start = time.perf_counter()
+                    go()
+                    seconds[way].append(time.perf_counter() - start)
         for way, times in seconds.items():
             median = float(np.median(times))
             rows.append(
@@ -339,44 +342,64 @@ def peers() -> dict:
     return {"peers": rows}
 
 
-def engine_way(requests: Sequence[Request]) -> None:
+@contextmanager
+def engine_way(requests: Sequence[Request]) -> Iterator[Callable[[], None]]:
     """Our engine, with room for all."""
-    engine = paged(min(32, len(requests)), 2 * len(requests) * CAPACITY // PAGE)
-    engine.generate([r.prompt for r in requests], [r.params for r in requests])
+    engine = paged(min(32, len(requests)), _room(requests))
+
+    def go() -> None:
+        engine.generate([r.prompt for r in requests], [r.params for r in requests])
+
+    yield go
 
 
-def continuous_peer(requests: Sequence[Request]) -> None:
+@contextmanager
+def continuous_peer(requests: Sequence[Request]) -> Iterator[Callable[[], None]]:
     """transformers' own continuous batching, each request with its own budget."""
-    wanted = {f"{i}": r.params.max_new_tokens for i, r in enumerate(requests)}
     with peer().continuous_batching_context_manager(
         generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0),
         continuous_batching_config=ContinuousBatchingConfig(
-            page_size=PAGE, num_blocks=2 * len(requests) * CAPACITY // PAGE, max_batch_tokens=256
+            page_size=PAGE, num_blocks=_room(requests), max_batch_tokens=256
         ),
     ) as manager:
-        for i, request in enumerate(requests):
-            manager.add_request(
-                request.prompt, request_id=f"{i}", max_new_tokens=request.params.max_new_tokens
-            )
-        while wanted:
-            result = manager.get_result(timeout=1)
-            if result is not None and result.is_finished():
-                made = len(result.generated_tokens)
-                if made != wanted.pop(result.request_id):
-                    raise RuntimeError(f"transformers made {made} tokens: {result.error}")
+
+        def go() -> None:
+            wanted = {f"{i}": r.params.max_new_tokens for i, r in enumerate(requests)}
+            for i, request in enumerate(requests):
+                manager.add_request(request.prompt, f"{i}", request.params.max_new_tokens)
+            while wanted:
+                result = manager.get_result(timeout=1)
+                if result is not None and result.is_finished():
+                    made = len(result.generated_tokens)
+                    if made != wanted.pop(result.request_id):
+                        raise RuntimeError(f"transformers made {made} tokens: {result.error}")
+
+        yield go
 
 
-def static_peer(requests: Sequence[Request], B: int) -> None:
+@contextmanager
+def static_peer(requests: Sequence[Request], B: int) -> Iterator[Callable[[], None]]:
     """Batches of B in order of arrival, padded on the left, each run to its longest budget."""
-    for first in range(0, len(requests), B):
-        batch = requests[first : first + B]
-        longest = max(len(r.prompt) for r in batch)
-        ids = torch.tensor([[0] * (longest - len(r.prompt)) + list(r.prompt) for r in batch])
-        mask = torch.tensor([[0] * (longest - len(r.prompt)) + [1] * len(r.prompt) for r in batch])
-        peer().generate(
-            ids, attention_mask=mask, do_sample=False, eos_token_id=None, pad_token_id=0,
-            max_new_tokens=max(r.params.max_new_tokens for r in batch),
-        )  # fmt: skip
+
+    def go() -> None:
+        for first in range(0, len(requests), B):
+            batch = requests[first : first + B]
+            longest = max(len(r.prompt) for r in batch)
+            pads = [longest - len(r.prompt) for r in batch]
+            ids = [[0] * pad + list(r.prompt) for pad, r in zip(pads, batch, strict=True)]
+            mask = [[0] * pad + [1] * (longest - pad) for pad in pads]
+            peer().generate(
+                torch.tensor(ids), attention_mask=torch.tensor(mask), do_sample=False,
+                eos_token_id=None, pad_token_id=0,
+                max_new_tokens=max(r.params.max_new_tokens for r in batch),
+            )  # fmt: skip
+
+    yield go
+
+
+def _room(requests: Sequence[Request]) -> int:
+    """Pages for all of them at once, at their longest."""
+    return sum(-(-(len(r.prompt) + r.params.max_new_tokens) // PAGE) for r in requests)
 
 
 SECTIONS = {f.__name__: f for f in (scheduling, peers, memory, prefix, samples, budgets, load)}

@@ -1103,6 +1103,8 @@ print("...\n" + "\n".join(line[16:] for line in lines[first : first + 3]))
 # torch, on machines without a GPU in Triton's interpreter. On a GPU, a decode step's product:
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
+from functools import partial
+
 from lecture_util.kernels.int4_linear import int4_linear, int4_linear_triton, pack_int4
 from lecture_util.roofline import measure
 
@@ -1112,11 +1114,12 @@ if torch.cuda.is_available():
     x_BD = torch.randn(1, D, device="cuda").bfloat16()
     w_FD = torch.randn(F, D, device="cuda").bfloat16()
     given = x_BD, pack_int4(codes_FD), 0, scale_FJ, offset_FJ
-    y, wanted = (f(*given, group_size=64) for f in (int4_linear_triton, int4_linear))
+    kernel, unpack = (partial(f, group_size=64) for f in (int4_linear_triton, int4_linear))
+    y, wanted = kernel(*given), unpack(*given)
     torch.testing.assert_close(y, wanted, rtol=2e-2, atol=1.0)
     print("dense bf16 ", measure(torch.nn.functional.linear, x_BD, w_FD, repeats=20, warmup=3))
-    print("unpack     ", measure(int4_linear, *given, group_size=64, repeats=5, warmup=2))
-    print("int4 kernel", measure(int4_linear_triton, *given, group_size=64, repeats=20, warmup=3))
+    print("unpack     ", measure(unpack, *given, repeats=5, warmup=2))
+    print("int4 kernel", measure(kernel, *given, repeats=20, warmup=3))
 else:
     print("not measured here: no CUDA device")
 
