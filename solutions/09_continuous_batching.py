@@ -430,7 +430,7 @@ print("run", tuple(flat_1T.shape), "-> features", tuple(x_1TD.shape), "as each t
 
 # %% slideshow={"slide_type": "subslide"}
 from lecture_util.serving import Engine
-from lecture_util.serving.loop import VirtualClock
+from lecture_util.serving.clock import VirtualClock
 
 pool = SlotCache(tiny, rows=3, capacity=20, dtype=torch.float64)
 engine = Engine(toy, pool, Policy(slots=3, token_budget=10), VirtualClock())

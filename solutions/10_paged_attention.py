@@ -517,7 +517,7 @@ block_table_explorer(events=("begin the cat sat on the mat", "fork A"))
 
 # %% slideshow={"slide_type": "subslide"}
 from lecture_util.model.sampling import Sampling
-from lecture_util.serving.loop import VirtualClock
+from lecture_util.serving.clock import VirtualClock
 from lecture_util.serving.paging import PagedCache
 
 
@@ -771,7 +771,7 @@ for prompt, wanted in zip(prompts, plain, strict=True):
 sooner = predict("256 tokens of rules, found, and 12 of a question: how much sooner?", unit="times")
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
-from lecture_util.serving.loop import WallClock
+from lecture_util.serving.clock import WallClock
 
 long_rules = (rules * 3)[:256]
 clocked = new_engine(clock=WallClock())

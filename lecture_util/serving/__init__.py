@@ -7,7 +7,8 @@ flat             selective batching: a flat run of tokens, attention sequence by
 slots            contiguous memory: a row for each sequence
 static_batching  fill a batch once, keep it to its end: what the others are compared with
 executor         the real model does the scheduler's work
-loop             plan, compute, hand out, let go; wall clock and virtual clock
+clock            seconds as they pass, seconds by a formula
+loop             plan, compute, hand out, let go
 simulate         the same loop with a formula in the model's place
 metrics          throughput, TTFT, time per token, use of memory
 blocks           the block allocator: counts, copy-on-write, eviction

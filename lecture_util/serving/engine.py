@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from lecture_util.model.generate import Prompt, check_prompts
 from lecture_util.model.transformer import Transformer
 
+from .clock import VirtualClock, WallClock
 from .executor import ModelExecutor
 from .flat import FlatCache
 from .graphs import DecodeGraphs, can_capture
-from .loop import Event, Loop, VirtualClock, WallClock
+from .loop import Event, Loop
 from .metrics import Stats, stats
 from .paging import PagedCache
 from .request import Completion, Params, Request
@@ -118,12 +119,19 @@ class Engine:
         finally:
             self.cancel(number)
 
-    def submit(self, prompt: Prompt, params: Params = DEFAULTS, **about) -> int:
-        """Queue a prompt and return its number; `step` moves it on. about: as for `Request`.
+    def submit(
+        self,
+        prompt: Prompt,
+        params: Params = DEFAULTS,
+        *,
+        user: str = "",
+        space: tuple[str, ...] = (),
+    ) -> int:
+        """Queue a prompt and return its number; `step` moves it on. user, space: see `Request`.
 
         Raises: PromptError, TooLong, TypeError or ValueError; then nothing is queued.
         """
-        return self.loop.submit(Request(prompt, params, **about))
+        return self.loop.submit(Request(prompt, params, user=user, space=space))
 
     def step(self) -> list[Event]:
         """One forward pass for everybody; the tokens and ends that came of it."""

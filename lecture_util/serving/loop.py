@@ -1,15 +1,15 @@
-"""The server's loop: plan, compute, hand out tokens, let go of what is over; and its two clocks."""
+"""The server's loop: plan, compute, hand out tokens, let go of what is over."""
 
 from __future__ import annotations
 
 import itertools
-import math
-import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from .clock import VirtualClock, WallClock
 from .executor import Drawn
 from .request import Completion, Request, Running
 from .scheduler import Scheduler, Work
@@ -22,40 +22,6 @@ class TooLong(ValueError):
 class Executor(Protocol):
     def run(self, work: Sequence[Work]) -> list[list[Drawn]]:
         """As `executor.ModelExecutor.run`."""
-
-
-class WallClock:
-    """Seconds as they pass."""
-
-    def now(self) -> float:
-        return time.perf_counter()
-
-    def wait(self, seconds: float) -> None:
-        time.sleep(max(0.0, seconds))
-
-    def computed(self, work: Sequence[Work]) -> None:
-        """Computing took its time already."""
-
-
-class VirtualClock:
-    """Seconds by a formula: a forward takes `step_time(work)`. By default each takes one.
-
-    With the real model it makes arrivals and metrics the same on every machine; with a model of a
-    large machine's speed it makes a simulator.
-    """
-
-    def __init__(self, step_time: Callable[[Sequence[Work]], float] = lambda work: 1.0) -> None:
-        self.step_time, self.time = step_time, 0.0
-
-    def now(self) -> float:
-        return self.time
-
-    def wait(self, seconds: float) -> None:
-        """A wait too short to change the sum moves on all the same, by the least there is."""
-        self.time = max(self.time + seconds, math.nextafter(self.time, math.inf))
-
-    def computed(self, work: Sequence[Work]) -> None:
-        self.time += self.step_time(work)
 
 
 @dataclass(frozen=True)
@@ -204,7 +170,10 @@ class Loop:
         return events
 
     def serve(self, trace: Iterable[Request], progress: bool = False) -> list[Completion]:
-        """Serve requests as they arrive, counted from now; completions in the trace's order."""
+        """Serve requests as they arrive, counted from now; completions in the trace's order.
+
+        Requests that are refused give failed completions, and one warning in all.
+        """
         from tqdm.auto import tqdm  # only where a bar may be drawn
 
         trace, start_s = list(trace), self.now()
@@ -224,7 +193,14 @@ class Loop:
                     self.clock.wait(trace[coming[0]].arrival_s - (self.now() - start_s))
                 bar.update(sum(n not in self.live for n in numbers.values()) - bar.n)
         self._events = []  # of those refused last; the others went with their steps
-        return [c for i in range(len(trace)) for c in self.done[numbers[i]]]
+        completions = [c for i in range(len(trace)) for c in self.done[numbers[i]]]
+        refused = [c for c in completions if c.error is not None and c.admitted_s is None]
+        if refused:
+            warnings.warn(
+                f"{len(refused)} of {len(completions)} answers were refused: {refused[0].error}",
+                stacklevel=2,
+            )
+        return completions
 
     def _iterate(self) -> None:
         scheduler, start_s = self.scheduler, self.now()

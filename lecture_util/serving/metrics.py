@@ -37,7 +37,8 @@ class Stats:
     slot_use            share of the slots at work, over the time computing
     padding             rows that were computed for nothing, of all rows computed
     memory_use, waste   tokens stored of the room that was lent, over time; and the rest
-    found_share         prompt tokens that the prefix cache saved us from computing
+    found_share         tokens that the prefix cache saved us from computing, for each token of a
+                        prompt; those of texts that were put back count too
     """
 
     requests: int

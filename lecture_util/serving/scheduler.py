@@ -134,6 +134,13 @@ class Scheduler:
         self.preempted = 0
 
     def add(self, sequence: Running) -> None:
+        """Queue a sequence. A user who comes back is no further ahead than whoever is there."""
+        user, there = (
+            sequence.request.user,
+            {s.request.user for s in (*self.waiting, *self.running)},
+        )
+        if there and user not in there:
+            self.served[user] = max(self.served[user], min(self.served[u] for u in there))
         self.waiting.append(sequence)
 
     def plan(self) -> list[Work]:

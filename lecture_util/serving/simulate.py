@@ -22,8 +22,9 @@ from lecture_util.roofline.accounting import (
 )
 from lecture_util.roofline.hardware import DTYPE_BYTES, Accelerator
 
+from .clock import VirtualClock
 from .executor import Drawn
-from .loop import Iteration, Loop, VirtualClock
+from .loop import Iteration, Loop
 from .scheduler import Memory, Policy, Scheduler, Work
 
 

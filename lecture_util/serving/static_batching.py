@@ -15,8 +15,9 @@ from lecture_util.model.generate import check_prompts, prefill
 from lecture_util.model.kv_cache import KVCache
 from lecture_util.model.transformer import Transformer
 
+from .clock import VirtualClock, WallClock
 from .executor import Drawn, draw
-from .loop import Loop, VirtualClock, WallClock
+from .loop import Loop
 from .request import Running
 from .scheduler import Memory, Policy, Scheduler, Work
 from .slots import Slots

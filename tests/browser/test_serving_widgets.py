@@ -19,7 +19,7 @@ from lecture_util.model.config import Config
 from lecture_util.model.transformer import Transformer
 from lecture_util.model.weights import load_tokenizer
 from lecture_util.serving.engine import Engine
-from lecture_util.serving.loop import VirtualClock
+from lecture_util.serving.clock import VirtualClock
 from lecture_util.serving.paging import PagedCache
 from lecture_util.serving.request import Params, Request
 from lecture_util.serving.scheduler import Policy

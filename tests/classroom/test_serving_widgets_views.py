@@ -26,8 +26,8 @@ from lecture_util.model.config import Config
 from lecture_util.model.generate import generate
 from lecture_util.model.transformer import Transformer
 from lecture_util.serving.blocks import Blocks
+from lecture_util.serving.clock import VirtualClock
 from lecture_util.serving.engine import Engine
-from lecture_util.serving.loop import VirtualClock
 from lecture_util.serving.metrics import stats
 from lecture_util.serving.paging import PagedCache, Pages
 from lecture_util.serving.request import EndsAfter, Params, Request

@@ -15,8 +15,8 @@ from lecture_util.model.config import Config
 from lecture_util.model.generate import generate
 from lecture_util.model.sampling import GREEDY, Sampling
 from lecture_util.model.transformer import Transformer
+from lecture_util.serving.clock import VirtualClock
 from lecture_util.serving.engine import Engine
-from lecture_util.serving.loop import VirtualClock
 from lecture_util.serving.paging import PagedCache
 from lecture_util.serving.request import Params, Request
 from lecture_util.serving.scheduler import Policy
@@ -113,6 +113,17 @@ def cut(tokens, params):
 def told(completions):
     """Completions of a trace as a list of (tokens, reason), samples side by side."""
     return [(c.tokens, c.reason) for c in completions]
+
+
+def assert_told(completions, answers):
+    """Name the first that differs: pytest's own comparison of long lists takes minutes."""
+    got = told(completions)
+    differing = [i for i, pair in enumerate(zip(got, answers, strict=True)) if pair[0] != pair[1]]
+    if differing:
+        i = differing[0]
+        raise AssertionError(
+            f"{len(differing)} of {len(got)} differ; the first is {i}: {got[i]}, alone {answers[i]}"
+        )
 
 
 def expected(model, requests):

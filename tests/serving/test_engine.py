@@ -15,6 +15,7 @@ from serving_models import (
     SumIsMultiple,
     alone,
     assert_all_given_back,
+    assert_told,
     chunks,
     count_copies,
     expected,
@@ -27,8 +28,9 @@ from serving_models import (
 from lecture_util.model.config import Config
 from lecture_util.model.generate import generate
 from lecture_util.model.sampling import Sampling
+from lecture_util.serving.clock import VirtualClock
 from lecture_util.serving.engine import Engine
-from lecture_util.serving.loop import TooLong, VirtualClock
+from lecture_util.serving.loop import TooLong
 from lecture_util.serving.paging import PagedCache
 from lecture_util.serving.request import EndsAfter, Params, Request
 from lecture_util.serving.scheduler import Policy
@@ -89,8 +91,8 @@ def test_two_hundred_requests_through_pages_get_the_texts_they_get_alone(
         trace = trace[:70]
     engine = tiny_engine(model, policy=policy, **cache)
     copied = count_copies(engine)
-    texts = told(engine.serve(trace))
-    assert texts == answers[: len(texts)]
+    completions = engine.serve(trace)
+    assert_told(completions, answers[: len(completions)])
     assert_all_given_back(engine)
     # Not by luck: all that could have gone wrong did happen.
     iterations = engine.loop.iterations
@@ -110,8 +112,8 @@ def test_two_hundred_requests_through_rows_get_the_texts_they_get_alone(
 ):
     engine = tiny_engine(model, rows=7, policy=Policy(6, 16, chunked=chunked))
     copied = count_copies(engine)
-    texts = told(engine.serve(trace if chunked else trace[:70]))
-    assert texts == answers[: len(texts)]
+    completions = engine.serve(trace if chunked else trace[:70])
+    assert_told(completions, answers[: len(completions)])
     assert_all_given_back(engine)
     assert copied  # rows of further samples
     assert engine.stats.preemptions == 0
@@ -144,7 +146,7 @@ def test_other_shapes_of_model(config):
     answers = expected(model, trace)
     for setup in (dict(pages=16), dict(pages=60, page_size=1), dict(rows=5)):
         engine = tiny_engine(model, **setup)
-        assert told(engine.serve(trace)) == answers
+        assert_told(engine.serve(trace), answers)
         assert_all_given_back(engine)
 
 
@@ -207,7 +209,7 @@ def test_any_policy_serves_any_trace_to_its_end(
         pages = -(-longest // page_size) + spare
         memory = dict(pages=pages, page_size=page_size, prefix_caching=prefix_caching)
     engine = tiny_engine(model, policy=policy, **memory)
-    assert told(engine.serve(trace)) == expected(model, trace)
+    assert_told(engine.serve(trace), expected(model, trace))
     assert_all_given_back(engine)
 
 

@@ -19,6 +19,7 @@ from lecture_util.model.config import Config
 from lecture_util.model.sampling import Sampling
 from lecture_util.model.shapes import TensorMismatch
 from lecture_util.model.transformer import Transformer
+from lecture_util.serving.clock import VirtualClock
 from lecture_util.serving.engine import Engine
 from lecture_util.serving.executor import ModelExecutor
 from lecture_util.serving.graphs import (
@@ -31,7 +32,6 @@ from lecture_util.serving.graphs import (
     buckets,
     can_capture,
 )
-from lecture_util.serving.loop import VirtualClock
 from lecture_util.serving.paging import PagedCache
 from lecture_util.serving.request import Params, Request, Running
 from lecture_util.serving.scheduler import Policy, Work

@@ -9,8 +9,9 @@ from serving_models import assert_all_given_back, tiny_engine, tiny_model
 
 from lecture_util.model.sampling import Sampling
 from lecture_util.serving.blocks import Blocks
+from lecture_util.serving.clock import VirtualClock, WallClock
 from lecture_util.serving.executor import ModelExecutor
-from lecture_util.serving.loop import Loop, TooLong, VirtualClock, WallClock
+from lecture_util.serving.loop import Loop, TooLong
 from lecture_util.serving.paging import PagedCache, Pages
 from lecture_util.serving.request import EndsAfter, Params, Request, Running
 from lecture_util.serving.scheduler import Policy, Scheduler, Work

@@ -8,8 +8,8 @@ import torch
 from lecture_util.model import weights
 from lecture_util.model.generate import generate
 from lecture_util.model.sampling import Sampling
+from lecture_util.serving.clock import VirtualClock
 from lecture_util.serving.engine import Engine
-from lecture_util.serving.loop import VirtualClock
 from lecture_util.serving.paging import PagedCache
 from lecture_util.serving.request import Params, Request
 from lecture_util.serving.scheduler import Policy

@@ -1,11 +1,20 @@
 """Static batching: the same texts, in batches that wait for their longest."""
 
 import pytest
-from serving_models import alone, assert_all_given_back, expected, random_trace, tiny_model, told
+from serving_models import (
+    alone,
+    assert_all_given_back,
+    assert_told,
+    expected,
+    random_trace,
+    tiny_model,
+    told,
+)
 
 from lecture_util.model.generate import PromptError
 from lecture_util.model.sampling import Sampling
-from lecture_util.serving.loop import TooLong, VirtualClock
+from lecture_util.serving.clock import VirtualClock
+from lecture_util.serving.loop import TooLong
 from lecture_util.serving.metrics import stats
 from lecture_util.serving.request import EndsAfter, Params, Request
 from lecture_util.serving.scheduler import Policy
@@ -27,7 +36,7 @@ def server(model, slots=5, capacity=96, step_time=lambda work: 1.0):
 def test_texts_are_those_of_one_at_a_time(model, slots):
     trace = random_trace(60, seed=6)
     loop = server(model, slots)
-    assert told(loop.serve(trace)) == expected(model, trace)
+    assert_told(loop.serve(trace), expected(model, trace))
     assert_all_given_back(loop)
 
 
@@ -109,7 +118,7 @@ def test_long_texts_go_on_while_short_ones_are_dragged_along_past_the_rows_end(m
     """A row of padding may pass its capacity: nothing is stored that anybody will read."""
     loop = server(model, slots=2, capacity=20)
     trace = [Request([1] * 18, Params(2)), Request([2], Params(19))]
-    assert told(loop.serve(trace)) == expected(model, trace)
+    assert_told(loop.serve(trace), expected(model, trace))
     assert_all_given_back(loop)
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lecture_util.classroom.widgets.drawing import letter
+from lecture_util.serving.clock import VirtualClock
 from lecture_util.serving.engine import Engine
 from lecture_util.serving.executor import Drawn
-from lecture_util.serving.loop import Event, Loop, Part, VirtualClock
+from lecture_util.serving.loop import Event, Loop, Part
 from lecture_util.serving.paging import Pages
 from lecture_util.serving.request import Request, Running
 from lecture_util.serving.scheduler import Work
