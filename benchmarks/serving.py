@@ -310,7 +310,7 @@ def peers() -> dict:
     rows = []
     for name, requests, rounds in (
         ("16 short requests", short, 5),
-        ("long-tailed", long_tailed, 2),
+        ("long-tailed", long_tailed, 1),
     ):
         if QUICK:
             few = [min(4, r.params.max_new_tokens) for r in requests[:4]]

@@ -207,13 +207,14 @@ useful_guess.reveal(100 * (1 - batch_run.padding), predicted=100 / float(sympy.h
 # order given; the last batch may be smaller. A text of $n$ tokens needs $n$ forwards. Return
 #
 # - the share of all computed rows that is padding;
-# - how many times as fast *any* scheduler with as many slots could be at most. (It can do no better than
-#   to keep all slots busy; and the longest text takes as long as it takes.)
+# - a bound on how many times as fast *any* scheduler with as many slots could be. (It can do no better than
+#   to keep all slots busy; and the longest text takes as long as it takes. Whether a schedule gets there is
+#   another question: some lengths would need a text to pause and move.)
 
 
 # %% slideshow={"slide_type": "skip"}
 def empty_seats(lengths, slots):
-    """-> (share of rows that is padding, most times as fast)."""
+    """-> (share of rows that is padding, bound on how many times as fast)."""
     ### BEGIN SOLUTION
     batches = [lengths[i : i + slots] for i in range(0, len(lengths), slots)]
     forwards = sum(max(batch) for batch in batches)
@@ -671,7 +672,7 @@ print(f"2 FLOPs a parameter and token, at the H100's peak: {arithmetic:.0f} ms")
 pause_guess.reveal(whole_pause, predicted=arithmetic)
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
-# All eight texts stop at once, for as long as 13 of their tokens take. On a busy server somebody pastes
+# All eight texts stop at once, for as long as 14 of their tokens take. On a busy server somebody pastes
 # something every second. The remedy (Agrawal et al. 2024, *Sarathi-Serve*): nothing forces us to compute a
 # prompt in one piece. Give every forward a **token budget**. Decoding comes first, one token each; what is
 # left of the budget goes to the next *chunk* of a prompt. Only the last chunk yields a token.
@@ -686,11 +687,12 @@ for budget in (2048, 512, 256, 128, 32):
     print(f"{budget:<11} {pause:9.1f} ms {ttft:12.0f} ms")
 
 # %% [markdown]
-# **Read** it from above. Down to about 256 tokens the pauses shrink and the newcomer hardly notices: a
-# forward over 256 tokens keeps the arithmetic busy. Below that, forwards take as long as a decode step
-# whatever is in them: they wait for the weights (notebook 02: the H100's ridge is at 295). There each
-# halving of the budget doubles the newcomer's wait and wins nothing. A good budget sits *at the ridge*,
-# where a chunk is about free rows beside the decoding.
+# **Read** it from above. Down to 512 tokens the pauses shrink and the newcomer hardly notices: so large a
+# forward still keeps the arithmetic busy. At 256, just below the ridge (notebook 02: 295 on an H100), the
+# newcomer waits a quarter longer. Further down, forwards take as long as a decode step whatever is in them:
+# they wait for the weights. There each halving of the budget doubles the newcomer's wait and wins nothing.
+# A good budget sits *near the ridge*. The readers still pay a little in pace: until the prompt is computed,
+# each of their steps shares its forward with a chunk, so one long pause has become many slow tokens.
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # A CPU's ridge is far lower than an H100's: every token of a prompt takes time, and no budget is free. With
@@ -705,7 +707,9 @@ for row in record["budgets"]:
 
 # %% [markdown]
 # **Read.** Each halving makes the longest pause shorter and the first wait longer: here the budget is a
-# choice between two users, not a gift to one. And the smallest budget costs tokens a second as well.
+# choice between two users, not a gift to one. And the smallest budget costs tokens a second as well. Nor is
+# the readers' mean pace (TPOT) safe: small chunks are many, and each of them slows a decode step. Where the
+# largest budget's row is that of whole prompts, it rarely binds: hardly any prompt is that long.
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # ![Points, one a token budget of a forward: the pause between two tokens that 99% stay below against the time to first token that 90% stay below. 32: 162 ms, 12.9 s; 64: 208 ms, 3.42 s; 128: 295 ms, 1.81 s; 256: 466 ms, 1.41 s; 512: 729 ms, 0.907 s; whole prompts: 729 ms, 0.907 s.](../images/token-budgets.svg)
@@ -788,14 +792,16 @@ shorts = make_trace(60, rate_per_s=None, prompt_tokens=Lengths(24, 0.8, most=128
 rooms = {"4 rows of 512": Slots(4, 512),
          "128 pages of 16": Pages(Blocks(128, 16, prefix_caching=False))}  # fmt: skip
 for name, memory in rooms.items():
-    loop = simulator(memory, Policy(slots=min(32, getattr(memory, "rows", 32))))
+    loop = simulator(memory, Policy(slots=getattr(memory, "rows", len(shorts))))
     run = stats(loop.serve(shorts), loop.iterations)
-    print(f"{name:<16} {run.iterations} forwards, up to {run.most_running} at once, "
-          f"{run.memory_use:.0%} of the lent room in use, {run.preemptions} preempted")  # fmt: skip
+    at_once = np.mean([i.running for i in loop.iterations])
+    print(f"{name:<16} {run.iterations} forwards, {at_once:.1f} texts at once, {run.most_running} at most; "
+          f"{run.memory_use:.0%} of the lent room used, {run.preemptions} preempted")  # fmt: skip
 
 # %% [markdown]
-# Eight times as many texts in the same memory. How pages do that is notebook 10. Here we need one thing
-# from it: memory may run out *in the middle of a text*.
+# The same memory, and more than three times as many texts in it on average; so the same work is done in
+# less than a third of the forwards. How pages do that is notebook 10. Here we need one thing from it: memory
+# may run out *in the middle of a text*, and then somebody is put back.
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # ### Put back
@@ -810,7 +816,7 @@ loop = simulator(scarce, Policy(slots=4, token_budget=32))
 completions = loop.serve([ask(6, 14, most=14) for _ in range(4)])
 print(chart(loop))
 print("put back, A to D:", *(done.preemptions for done in completions))
-back = [p.count for i in loop.iterations for p in i.parts if p.kind == "prefill" and p.number]
+back = [p.count for i in loop.iterations for p in i.parts if p.kind == "prefill" and p.number > 0]
 print("computed as prompts by B, C and D:", back)
 
 # %% [markdown]
@@ -824,21 +830,35 @@ print("computed as prompts by B, C and D:", back)
 #
 # First come, first served is not the only choice. In many queues the shortest job goes first, which lowers
 # the mean wait. But while short ones keep coming, a long one waits for ever: **starvation**. `patience` lets
-# whoever has watched so many forwards go first. Short prompts in a steady stream, and one long one:
+# whoever has watched so many forwards go first. Short prompts in a steady stream, and one long one. Answers
+# are as long as they like, whatever the prompt; and the stream is an *overload*: it brings more than two
+# slots can serve, so there is always a queue to choose from.
+
 
 # %%
-stream = [ask(10, 5, at=0.4 * i) for i in range(100)]
-essay = ask(60, 5, at=5.0)
+def crowd(seed):
+    """100 requests, lengths of prompt and answer drawn apart; then the one with the long prompt."""
+    draws = np.random.default_rng(seed)
+    asked, answered = (
+        Lengths(10, 0.8, most=40).draw(draws, 100),
+        Lengths(5, most=40).draw(draws, 100),
+    )
+    pairs = enumerate(zip(asked, answered, strict=True))
+    return [*(ask(int(p), int(n), at=0.4 * i) for i, (p, n) in pairs), ask(60, 5, at=5.0)]
+
+
 for order, patience in (("arrival", None), ("shortest", None), ("shortest", 30)):
     policy = Policy(slots=2, token_budget=64, order=order, patience=patience)
-    *others, long = simulator(Slots(2, 200), policy).serve([*stream, essay])
-    mean = np.mean([done.queue_s for done in (*others, long)])
-    print(f"{order:<9} patience {patience!s:<5} the long one waits {long.queue_s:5.0f} forwards, "
-          f"all wait {mean:.1f} on average")  # fmt: skip
+    runs = [simulator(Slots(2, 200), policy).serve(crowd(seed)) for seed in (0, 1)]
+    long = " and ".join(f"{done[-1].queue_s:.0f}" for done in runs)
+    everybody = " and ".join(f"{np.mean([c.queue_s for c in done]):.0f}" for done in runs)
+    print(f"{order:<9} patience {patience!s:<5} the long one waits {long:>11} forwards, "
+          f"all wait {everybody} on average")  # fmt: skip
 
 # %% [markdown]
-# The long one pays, and who wins? Nobody: the mean wait is the same. What keeps a slot busy is the *answer*,
-# and a short prompt may want a long one. The length that would be worth sorting by isn't known.
+# (Two crowds, so two numbers each.) The long one pays, and who wins? One crowd waits a little less on average,
+# the other a little more: that is luck. What keeps a slot busy is the *answer*, and here, as so often, a short
+# prompt may want a long one. The length that would be worth sorting by isn't known.
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # **A noisy neighbour.** One user's script sends 60 requests at once; another asks a question now and then.
@@ -1013,7 +1033,7 @@ wait_guess.reveal(mean_wait["long tail", 0.9] / mean_wait["long tail", 0.5], pre
 llama3_step = RooflineStep(PUBLISHED["llama-3-8b"], h100)
 
 
-def under_load(rate, kind, count=100):
+def under_load(rate, kind, count=200):
     traffic = make_trace(count, rate_per_s=rate, prompt_tokens=Lengths(256, most=2048),
                          new_tokens=Lengths(64, most=512), seed=0)  # fmt: skip
     loop = simulator(Slots(16, 2560), Policy(slots=16, token_budget=512), llama3_step, kind)
@@ -1021,7 +1041,7 @@ def under_load(rate, kind, count=100):
 
 
 curve = {("static", r): under_load(r, StaticScheduler) for r in (4, 8, 16)}
-curve |= {("continuous", r): under_load(r, Scheduler) for r in (4, 8, 16, 32, 64)}
+curve |= {("continuous", r): under_load(r, Scheduler) for r in (4, 16, 32, 64)}
 
 # %% slideshow={"slide_type": "subslide"}
 print("            users/s   tokens/s   slots at work   TTFT p50      p90    TPOT p50")
@@ -1031,17 +1051,19 @@ for (name, rate), run in curve.items():
 assert curve["continuous", 16].ttft.p50 < 0.05 * curve["static", 16].ttft.p50
 
 # %% [markdown]
-# **Read.** The static server meets its wall between 8 and 16 users a second, with 30% of its slots at work:
-# $1/H_{16}$ again. Long before that its users wait a hundred times as long as the others', because
-# whoever comes a moment too late waits for a whole batch. The continuous one doesn't notice 16 users a
-# second. Between 32 and 64 it meets a wall of its own: beyond it the queue grows for as long as you test.
-# And look at the last column: at every load the *pace* is the same. Overload shows in TTFT, not in TPOT.
+# **Read.** The static server meets its wall between 8 and 16 users a second: twice the users bring few more
+# tokens, and more than half of its slots still have nothing to do. Long before that, at 4, its users wait
+# many times as long as the others', because whoever comes a moment too late waits for a whole batch. The
+# continuous one doesn't notice 16 users a second. Between 32 and 64 it meets a wall of its own. Beyond a
+# wall the queue grows for as long as you test: there TTFT says how many requests we sent, and nothing about
+# the server. And look at the last column: at every load the *pace* is nearly the same. Overload shows in
+# TTFT, not in TPOT.
 
 # %% [markdown] slideshow={"slide_type": "notes"}
 # *For the instructor.* Cover the table below its first row of each server and let the room guess at which
-# rate each will break. Then ask which column a monitoring page should show. Tokens a second looks best just
-# before the wall; slots at work looks like there was room; TPOT shows nothing at all. Only TTFT at p90
-# tells.
+# rate each will break. Then ask which column a monitoring page should show. Tokens a second rises to a
+# plateau and looks best when it is too late; slots at work looks like there was room; TPOT hardly moves.
+# Only TTFT at p90 tells.
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # The reference model's own curve, with the step time fitted to its recorded run:
@@ -1062,12 +1084,17 @@ assert curve["continuous", 16].ttft.p50 < 0.05 * curve["static", 16].ttft.p50
 
 # %%
 limit_s = curve["static", 4].ttft.p50
-assert curve["continuous", 64].ttft.p50 < limit_s
-print(f"half begin within {limit_s:.2f} s: static, 4 users a second; continuous, 64")
+keep = {name: max(r for (n, r), run in curve.items() if n == name and run.ttft.p50 <= limit_s)
+        for name in ("static", "continuous")}  # fmt: skip
+print(f"of the rates we tried, half begin within {limit_s:.2f} s up to {keep['static']} users a second "
+      f"(static) and {keep['continuous']} (continuous)")  # fmt: skip
+assert keep == {"static": 4, "continuous": 32}
 
 # %% [markdown]
-# Sixteen times, from the same two schedulers. And vLLM also fits more texts into the same memory: that is
-# the next notebook. Ask of every such number: *at which load, against which batch, with which tail?*
+# Eight times, from the same two schedulers, both below their walls. It depends on the limit: ask for a tenth
+# of it, and the static server can't keep it even at 4 users a second, while the other one still does at 32.
+# And vLLM also fits more texts into the same memory: that is the next notebook. Ask of every such number:
+# *at which load, against which batch, with which tail, under which limit?*
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## What to remember

@@ -9,6 +9,7 @@ static_batching  fill a batch once, keep it to its end: what the others are comp
 executor         the real model does the scheduler's work
 clock            seconds as they pass, seconds by a formula
 loop             plan, compute, hand out, let go
+records          what the loop writes down of each forward
 simulate         the same loop with a formula in the model's place
 metrics          throughput, TTFT, time per token, use of memory
 blocks           the block allocator: counts, copy-on-write, eviction

@@ -15,9 +15,10 @@ Source: Kwon et al. 2023, arXiv:2309.06180, sections 4.2 to 4.5.
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .prefix import Digest, PrefixCache, Text, digest
 
@@ -35,6 +36,8 @@ class Table:
     tokens: list[int] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)  # of the full pages that are computed
     freed: bool = False
+    owner: Blocks | None = field(default=None, repr=False)
+    era: int = 0  # of `Blocks.forget`: what began in an earlier one is never found
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -64,6 +67,7 @@ class Blocks:
         self.free = list(reversed(range(num_pages)))  # a stack: the lowest first, then the warmest
         self.idle: OrderedDict[int, None] = OrderedDict()  # the least recently used first
         self.cache = PrefixCache(digest)
+        self.era = 0
 
     @property
     def available(self) -> int:
@@ -78,9 +82,9 @@ class Blocks:
 
         At least one token is always left to `append`. Never fails.
         """
-        table = Table(space)
+        table, tokens = Table(space, owner=self, era=self.era), [operator.index(t) for t in tokens]
         if self.prefix_caching:
-            for page, text in self.cache.match(space, list(tokens), self.page_size):
+            for page, text in self.cache.match(space, tokens, self.page_size):
                 self._share(page)
                 table.pages.append(page)
                 table.texts.append(text)
@@ -96,7 +100,7 @@ class Blocks:
         Raises: OutOfPages, and then nothing has changed.
         """
         self._check(table)
-        tokens = list(tokens)
+        tokens = [operator.index(t) for t in tokens]  # a tensor's or an array's own are no keys
         if not tokens:
             return []
         open_page = len(table) % self.page_size != 0
@@ -139,7 +143,7 @@ class Blocks:
             text = self.cache.link(before, tuple(table.tokens[j * P : (j + 1) * P]))
             table.texts.append(text)
             page = table.pages[j]
-            if self.texts[page] is None:
+            if self.texts[page] is None and table.era == self.era:
                 self.texts[page] = text
                 self.cache.put(page, text)
 
@@ -148,7 +152,9 @@ class Blocks:
         self._check(table)
         for page in set(table.pages):
             self.counts[page] += 1
-        return Table(table.space, list(table.pages), list(table.tokens), list(table.texts))
+        return replace(
+            table, pages=list(table.pages), tokens=list(table.tokens), texts=list(table.texts)
+        )
 
     def truncate(self, table: Table, length: int) -> None:
         """Forget all but the first tokens. Pages beyond them are given back.
@@ -184,6 +190,17 @@ class Blocks:
         self.free.append(page)
         return page
 
+    def forget(self) -> None:
+        """Find nothing of what was computed so far, as after the weights have changed.
+
+        Tables keep their pages. What they add stands on old keys, so that is not found either.
+        """
+        while self.evict() is not None:
+            pass
+        for page in range(self.num_pages):
+            self._forget(page)
+        self.era += 1
+
     def _take(self) -> int:
         if not self.free:
             self.evict()
@@ -211,5 +228,7 @@ class Blocks:
             self.texts[page] = None
 
     def _check(self, table: Table) -> None:
+        if table.owner is not self:
+            raise ValueError("this table is another allocator's: begin() one with this one")
         if table.freed:
             raise ValueError("this table was given back: begin() another")

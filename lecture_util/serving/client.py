@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import operator
 import os
 import time
@@ -19,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from http.client import HTTPResponse
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
-from .request import Completion, EndsAfter, Params, Request
+from .request import Completion, EndsAfter, Params, Request, as_requests
 from .wire import RemoteError, ask, events, parsed
 
 DEFAULTS = Params()
@@ -68,7 +69,7 @@ class RemoteEngine:
     model      by the server's name; None: the first that it offers
     timeout_s  silence after which a request has failed
 
-    Raises: ValueError without a URL.
+    Raises: ValueError without a URL that has a host, or for a timeout that is none.
     """
 
     def __init__(
@@ -76,12 +77,16 @@ class RemoteEngine:
     ) -> None:
         url = os.environ.get("LECTURE_ENGINE_URL", "") if url is None else url
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not parts.hostname or not _has_port(parts):
             raise ValueError(
                 f"url={url!r}: expected the address of a server that `vllm serve MODEL` started, "
                 "such as 'http://localhost:8000': pass it, or set it before Python starts, "
                 "export LECTURE_ENGINE_URL=http://localhost:8000"
             )
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
+            raise TypeError(f"timeout_s={timeout_s!r}: expected seconds")
+        if not 0 < timeout_s < math.inf:
+            raise ValueError(f"timeout_s={timeout_s!r}: expected seconds above 0")
         self.url = url.rstrip("/").removesuffix("/v1")
         self.model, self.timeout_s, self.origin_s = model, timeout_s, time.perf_counter()
         self.numbers = itertools.count()
@@ -103,15 +108,16 @@ class RemoteEngine:
         and its error, and the others finish.
         Raises: RemoteError if the server cannot even say which models it has.
         """
-        many = [params] * len(prompts) if isinstance(params, Params) else list(params)
-        if len(many) != len(prompts):
-            raise ValueError(f"{len(many)} params for {len(prompts)} prompts: give one for each")
-        requests = [Request(prompt, p) for prompt, p in zip(prompts, many, strict=True)]
-        return self._run(requests, concurrency, on_time=False)
+        if type(concurrency) is not int or concurrency < 1:
+            raise ValueError(f"concurrency={concurrency!r}: expected a whole number, at least 1")
+        return self._run(as_requests(prompts, params), concurrency, on_time=False)
 
     def serve(self, trace: Iterable[Request]) -> list[RemoteCompletion]:
         """Send each request at its `arrival_s`, counted from now, however many are on their way."""
         trace = list(trace)
+        for request in trace:
+            if not isinstance(request, Request):
+                raise TypeError(f"the trace holds {request!r}: expected Request(prompt, ...)")
         return self._run(trace, len(trace), on_time=True)
 
     def now(self) -> float:
@@ -169,6 +175,14 @@ class RemoteEngine:
         key = os.environ.get("LECTURE_ENGINE_KEY")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         return ask(self.url, path, body, headers=headers, timeout_s=self.timeout_s)
+
+
+def _has_port(parts: SplitResult) -> bool:
+    """A port that is one, or none at all."""
+    try:
+        return parts.port is None or parts.port > 0
+    except ValueError:  # urllib's, which does not say what is wanted
+        return False
 
 
 def _body(request: Request) -> dict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from numbers import Real
 
 from .scheduler import Work
 
@@ -30,6 +31,11 @@ class VirtualClock:
     """
 
     def __init__(self, step_time: Callable[[Sequence[Work]], float] = lambda work: 1.0) -> None:
+        if not callable(step_time):
+            raise TypeError(
+                f"step_time={step_time!r}: expected a function of the work that gives seconds, "
+                "such as lambda work: 1.0"
+            )
         self.step_time, self.time = step_time, 0.0
 
     def now(self) -> float:
@@ -40,4 +46,8 @@ class VirtualClock:
         self.time = max(self.time + seconds, math.nextafter(self.time, math.inf))
 
     def computed(self, work: Sequence[Work]) -> None:
-        self.time += self.step_time(work)
+        """Raises: ValueError if the formula gives no seconds; then the clock stands still."""
+        seconds = self.step_time(work)
+        if not isinstance(seconds, Real) or not 0 <= seconds < math.inf:
+            raise ValueError(f"step_time gave {seconds!r}: expected finite seconds from 0 up")
+        self.time += float(seconds)

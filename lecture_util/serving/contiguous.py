@@ -57,6 +57,13 @@ class Regions:
     def fits(self, tokens: int) -> bool:
         return tokens <= self.total_tokens
 
+    def check(self, sequence: Running) -> None:
+        """Raises: ValueError for what regions cannot serve: samples, or an end nobody knows."""
+        if sequence.followers:
+            samples = sequence.request.params.samples
+            raise ValueError(f"samples={samples}: regions cannot be shared, ask for one")
+        final_length(sequence)
+
     def begin(self, sequence: Running) -> int | None:
         final, size = final_length(sequence), self._size(sequence)
         start = self.first_fit(size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 
 from lecture_util.model.generate import Prompt, check_prompts
@@ -11,11 +12,12 @@ from .clock import VirtualClock, WallClock
 from .executor import ModelExecutor
 from .flat import FlatCache
 from .graphs import DecodeGraphs, can_capture
-from .loop import Event, Loop
+from .loop import Loop
 from .metrics import Stats, stats
 from .paging import PagedCache
-from .request import Completion, Params, Request
-from .scheduler import Policy, Scheduler
+from .records import Event
+from .request import Completion, Params, Request, as_requests
+from .scheduler import Policy, Scheduler, check_rows
 
 DEFAULTS = Params()
 
@@ -32,6 +34,8 @@ class Engine:
     clock    WallClock(), or VirtualClock() where runs are to be alike on every machine
     graphs   replay decode steps as CUDA graphs, see `graphs.DecodeGraphs`; None: on a GPU, where a
              PagedCache allows it
+
+    A PagedCache keeps prefixes: after the weights have changed, call `forget_prefixes`.
     """
 
     def __init__(
@@ -42,8 +46,13 @@ class Engine:
         clock: WallClock | VirtualClock | None = None,
         graphs: bool | None = None,
     ) -> None:
+        if not isinstance(model, Transformer):
+            raise TypeError(f"model={model!r}: expected a Transformer")
+        if policy is not None and not isinstance(policy, Policy):
+            raise TypeError(f"policy={policy!r}: expected Policy(slots=16, ...)")
         longest = model.config.max_context
-        policy = Policy(token_budget=min(256, longest)) if policy is None else policy
+        if policy is None:
+            policy = Policy(slots=min(16, longest), token_budget=min(256, longest))
         if policy.token_budget > longest:
             raise ValueError(
                 f"token_budget={policy.token_budget} is above the model's context of {longest}: "
@@ -53,18 +62,14 @@ class Engine:
             pages = -(-policy.slots * 512 // 16)
             cache = PagedCache(model.config, pages, 16, model.dtype, model.device)
         check_cache(model, cache)
-        rows = getattr(cache.memory, "rows", policy.slots)
-        if rows < policy.slots:
-            raise ValueError(
-                f"the cache has {rows} rows but the policy {policy.slots} slots: make "
-                f"SlotCache(rows={policy.slots}, ...) or Policy(slots={rows})"
-            )
+        check_rows(cache.memory, policy)
         self.model, self.cache = model, cache
         if graphs or (graphs is None and can_capture(model, cache)):
             executor = DecodeGraphs(model, cache, policy.slots)
         else:
             executor = ModelExecutor(model, cache)
         self.loop = Loop(Scheduler(cache.memory, policy), executor, clock, self._check)
+        cache.model, cache.engine = weakref.ref(model), weakref.ref(self)
 
     def generate(
         self,
@@ -77,20 +82,11 @@ class Engine:
         params: for all, or one for each. A prompt that cannot be served gives a completion with
         reason "failed" and its error; the others are served.
         """
-        if isinstance(prompts, str) or not hasattr(prompts, "__len__"):
-            raise TypeError(f"prompts={prompts!r}: expected lists of tokens, such as [[1, 2, 3]]")
-        if not isinstance(params, Params | list | tuple):
-            raise TypeError(f"params={params!r}: expected Params(...), or a list with one for each")
-        many = [params] * len(prompts) if isinstance(params, Params) else params
-        if len(many) != len(prompts):
-            raise ValueError(f"{len(many)} params for {len(prompts)} prompts: give one for each")
-        return self.serve(
-            [Request(prompt, p) for prompt, p in zip(prompts, many, strict=True)], progress
-        )
+        return self.loop.serve(as_requests(prompts, params), progress, stacklevel=3)
 
     def serve(self, trace: Iterable[Request], progress: bool = False) -> list[Completion]:
         """Serve requests at their `arrival_s`, counted from now."""
-        return self.loop.serve(trace, progress)
+        return self.loop.serve(trace, progress, stacklevel=3)
 
     def stream(self, prompt: Prompt, params: Params = DEFAULTS) -> Iterator[int]:
         """Yield the tokens of one prompt as they come; other requests move on meanwhile.
@@ -148,7 +144,7 @@ class Engine:
         """
         if number not in self.loop.done:
             raise ValueError(f"no request has number {number!r}: submit() returns it")
-        return self.loop.done[number]
+        return list(self.loop.done[number])
 
     @property
     def stats(self) -> Stats:
@@ -159,13 +155,20 @@ class Engine:
         """Forget what is over, so that `stats` counts from here."""
         self.loop.forget()
 
+    def forget_prefixes(self) -> None:
+        """Reuse nothing computed so far: call it when the weights have changed."""
+        if isinstance(self.cache, PagedCache):
+            self.cache.blocks.forget()
+
     def _check(self, request: Request) -> list[int]:
+        if self.cache.engine() is not self:
+            raise RuntimeError("another Engine was made on this cache: use that, or give each one")
         (prompt,) = check_prompts(self.model, [request.prompt], request.params.max_new_tokens)
         return prompt
 
 
 def check_cache(model: Transformer, cache: FlatCache) -> None:
-    """Raises: TypeError or ValueError if the cache was made for another model."""
+    """Raises: TypeError or ValueError if the cache is not this model's, or is in use."""
     if not isinstance(cache, FlatCache):
         raise TypeError(
             f"cache={cache!r}: expected PagedCache(model.config, num_pages) or a SlotCache"
@@ -178,3 +181,8 @@ def check_cache(model: Transformer, cache: FlatCache) -> None:
             f"the cache has (L, K, H, dtype, device) {has} but the model {wants}: make it with the "
             "model's config, dtype and device"
         )
+    if cache.model is not None and cache.model() is not model:
+        raise ValueError("the cache holds another model's keys: make one for this model")
+    engine = None if cache.engine is None else cache.engine()
+    if cache.memory.held()[1] or (engine is not None and engine.loop.busy):
+        raise ValueError("the cache is in use by another Engine: make one for this one")

@@ -17,6 +17,7 @@ Source: Yu et al. 2022, Orca (OSDI 22), section 3.2.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -75,6 +76,8 @@ class FlatCache:
         self.v_LMPKH = torch.zeros(shape, dtype=dtype, device=device)
         self.memory = memory
         self.frame: Frame | None = None
+        self.model: weakref.ref | None = None  # whose keys it holds
+        self.engine: weakref.ref | None = None  # the engine that lends it out
 
     @property
     def page_size(self) -> int:

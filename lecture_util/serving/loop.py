@@ -6,11 +6,12 @@ import itertools
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from .clock import VirtualClock, WallClock
 from .executor import Drawn
+from .records import Event, Iteration, Part
 from .request import Completion, Request, Running
 from .scheduler import Scheduler, Work
 
@@ -22,43 +23,6 @@ class TooLong(ValueError):
 class Executor(Protocol):
     def run(self, work: Sequence[Work]) -> list[list[Drawn]]:
         """As `executor.ModelExecutor.run`."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one sequence did in one forward, for charts."""
-
-    slot: int
-    number: int
-    sample: int
-    start: int
-    count: int
-    kind: str  # "prefill", "decode" or "padding"
-    padded: int = 0  # tokens computed for nothing after its own
-
-
-@dataclass(frozen=True)
-class Iteration:
-    """One forward: when, how long, whose tokens, and how full the memory was after planning."""
-
-    start_s: float
-    seconds: float
-    parts: tuple[Part, ...]
-    waiting: int
-    running: int
-    stored: int  # tokens in the cache
-    lent: int  # tokens that the lent memory has room for
-    preempted: int
-
-
-@dataclass(frozen=True)
-class Event:
-    """A new token of one answer, its end, or both. `number` is the request's."""
-
-    number: int
-    sample: int
-    token: int | None
-    completion: Completion | None = None
 
 
 def _plain_prompt(request: Request) -> list[int]:
@@ -83,11 +47,14 @@ class Loop:
     ) -> None:
         self.scheduler, self.executor, self.check = scheduler, executor, check
         self.clock = WallClock() if clock is None else clock
+        if not hasattr(self.clock, "computed"):
+            raise TypeError(f"clock={clock!r}: expected WallClock(), VirtualClock() or None")
         self.origin_s = self.clock.now()
         self.live: dict[int, list[Running]] = {}  # by request number: its samples still running
         self.done: dict[int, list[Completion]] = {}
         self.iterations: list[Iteration] = []
         self._events: list[Event] = []
+        self._inside = False  # a step, where only `stop` can call us
         self._numbers, self._ids = itertools.count(), itertools.count()
 
     @property
@@ -124,6 +91,8 @@ class Loop:
                 "or make a larger cache"
             )
         leader.followers = followers
+        if hasattr(memory, "check"):
+            memory.check(leader)
         self.live[number], self.done[number] = [leader, *followers], []
         if params.max_new_tokens == 0:
             for one in (leader, *followers):
@@ -162,18 +131,28 @@ class Loop:
     def step(self) -> list[Event]:
         """One forward pass for whoever can have a part in it; what came of it.
 
-        If the executor raises, nothing has changed but the memory lent, and `step` may be repeated.
+        If the executor raises, every text is as it was, and `step` may be repeated.
+        Raises: RuntimeError when called from a request's `stop`.
         """
+        self._refuse_reentry()
         if self.busy:
-            self._iterate()
+            self._inside = True
+            try:
+                self._iterate()
+            finally:
+                self._inside = False
         events, self._events = self._events, []
         return events
 
-    def serve(self, trace: Iterable[Request], progress: bool = False) -> list[Completion]:
+    def serve(
+        self, trace: Iterable[Request], progress: bool = False, *, stacklevel: int = 2
+    ) -> list[Completion]:
         """Serve requests as they arrive, counted from now; completions in the trace's order.
 
-        Requests that are refused give failed completions, and one warning in all.
+        Requests that are refused give failed completions, and one warning in all. stacklevel: whom
+        it names, as of `warnings.warn`.
         """
+        self._refuse_reentry()
         from tqdm.auto import tqdm  # only where a bar may be drawn
 
         trace, start_s = list(trace), self.now()
@@ -181,26 +160,35 @@ class Loop:
             if not isinstance(request, Request):
                 raise TypeError(f"the trace holds {request!r}: expected Request(prompt, ...)")
         coming = deque(sorted(range(len(trace)), key=lambda i: trace[i].arrival_s))
-        numbers: dict[int, int] = {}  # of the trace's requests
+        # Of the trace's requests: their numbers, and their answers even if others `forget` them.
+        numbers, answers = {}, {}
         with tqdm(total=len(trace), desc="requests", disable=not progress, leave=False) as bar:
             while coming or self.busy:
                 while coming and trace[coming[0]].arrival_s <= self.now() - start_s:
                     i = coming.popleft()
                     numbers[i] = self.accept(trace[i], start_s + trace[i].arrival_s)
+                    answers[i] = self.done[numbers[i]]
                 if self.busy:
                     self.step()
                 elif coming:
                     self.clock.wait(trace[coming[0]].arrival_s - (self.now() - start_s))
                 bar.update(sum(n not in self.live for n in numbers.values()) - bar.n)
         self._events = []  # of those refused last; the others went with their steps
-        completions = [c for i in range(len(trace)) for c in self.done[numbers[i]]]
+        completions = [c for i in range(len(trace)) for c in answers[i]]
         refused = [c for c in completions if c.error is not None and c.admitted_s is None]
         if refused:
             warnings.warn(
                 f"{len(refused)} of {len(completions)} answers were refused: {refused[0].error}",
-                stacklevel=2,
+                stacklevel=stacklevel,
             )
         return completions
+
+    def _refuse_reentry(self) -> None:
+        if self._inside:
+            raise RuntimeError(
+                "a stop cannot move the engine on: step, stream, generate and serve would run "
+                "inside a step. From a stop, only submit and cancel"
+            )
 
     def _iterate(self) -> None:
         scheduler, start_s = self.scheduler, self.now()
@@ -216,8 +204,15 @@ class Loop:
         stored, lent = scheduler.memory.held()
         parts = tuple(_part(w) for w in work)
         waiting, running = len(scheduler.waiting), len(scheduler.running)
-        drawn = self.executor.run(work)
-        self.clock.computed(work)
+        drawing = [one for w in work if w.draws for one in (w.sequence, *w.sequence.followers)]
+        states = [one.generator_state for one in drawing]
+        try:
+            drawn = self.executor.run(work)
+            self.clock.computed(work)
+        except BaseException:
+            for one, state in zip(drawing, states, strict=True):
+                one.generator_state = state
+            raise
         now = self.now()
         self.iterations.append(
             Iteration(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .loop import Iteration
+from .records import Iteration
 from .request import Completion
 
 
@@ -59,7 +59,7 @@ class Stats:
 
     @property
     def waste(self) -> float:
-        return 1 - self.memory_use
+        return 1 - self.memory_use if self.memory_use else 0.0  # nothing lent, nothing wasted
 
 
 def stats(

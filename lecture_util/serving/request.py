@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 
 import torch
 
@@ -85,14 +86,27 @@ class Request:
     def __post_init__(self) -> None:
         if not isinstance(self.params, Params):
             raise TypeError(f"params={self.params!r}: expected Params(max_new_tokens=64, ...)")
-        if isinstance(self.arrival_s, bool) or not isinstance(self.arrival_s, int | float):
+        if isinstance(self.arrival_s, bool) or not isinstance(self.arrival_s, Real):
             raise TypeError(f"arrival_s={self.arrival_s!r}: expected seconds")
         if not 0 <= self.arrival_s < float("inf"):
             raise ValueError(f"arrival_s={self.arrival_s}: expected seconds from 0 up")
+        object.__setattr__(self, "arrival_s", float(self.arrival_s))  # sums of float32 are coarse
         if not isinstance(self.user, str):
             raise TypeError(f"user={self.user!r}: expected a name, such as 'alice'")
         if not isinstance(self.space, tuple) or not all(isinstance(s, str) for s in self.space):
             raise TypeError(f"space={self.space!r}: expected a tuple of words")
+
+
+def as_requests(prompts: Sequence, params: Params | Sequence[Params]) -> list[Request]:
+    """A request for each prompt. params: for all, or one for each."""
+    if isinstance(prompts, str | bytes) or not hasattr(prompts, "__len__"):
+        raise TypeError(f"prompts={prompts!r}: expected a list of them: lists of tokens, [[1, 2]]")
+    if not isinstance(params, Params | list | tuple):
+        raise TypeError(f"params={params!r}: expected Params(...), or a list with one for each")
+    many = [params] * len(prompts) if isinstance(params, Params) else params
+    if len(many) != len(prompts):
+        raise ValueError(f"{len(many)} params for {len(prompts)} prompts: give one for each")
+    return [Request(prompt, p) for prompt, p in zip(prompts, many, strict=True)]
 
 
 @dataclass(eq=False)
@@ -141,9 +155,22 @@ class Running:
         params, new = self.request.params, self.new_tokens
         if new and new[-1] in params.eos:
             return "end"
+        full = len(new) >= params.max_new_tokens  # before `stop`, which may change its list
         if params.stop is not None and params.stop(new):
             return "stop"
-        return "length" if len(new) >= params.max_new_tokens else None
+        return "length" if full else None
+
+    @property
+    def generator_state(self) -> torch.Tensor | None:
+        """None before the first draw."""
+        return None if self.generator is None else self.generator.get_state()
+
+    @generator_state.setter
+    def generator_state(self, state: torch.Tensor | None) -> None:
+        if state is None:
+            self.generator = None
+        else:
+            self.generator.set_state(state)
 
 
 @dataclass(frozen=True)

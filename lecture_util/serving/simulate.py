@@ -24,8 +24,9 @@ from lecture_util.roofline.hardware import DTYPE_BYTES, Accelerator
 
 from .clock import VirtualClock
 from .executor import Drawn
-from .loop import Iteration, Loop
-from .scheduler import Memory, Policy, Scheduler, Work
+from .loop import Loop
+from .records import Iteration
+from .scheduler import Memory, Policy, Scheduler, Work, check_rows
 
 
 class Piece(Protocol):
@@ -88,6 +89,10 @@ class FittedStep:
 
     weights: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        if len(self.weights) != 5 or not all(map(math.isfinite, self.weights)):
+            raise ValueError(f"weights={self.weights!r}: expected five finite numbers")
+
     @staticmethod
     def terms(pieces: Sequence[Piece]) -> list[float]:
         """One forward; its tokens; those of them beyond 16; the tokens attended to; the scores."""
@@ -135,5 +140,7 @@ def simulator(
 
     step_time: a RooflineStep, a FittedStep or any function of the pieces; by default forwards are
     counted.   scheduler: StaticScheduler for static batching.
+    Raises: ValueError for memory with fewer rows than the policy has slots.
     """
+    check_rows(memory, policy)
     return Loop(scheduler(memory, policy), Pretend(), VirtualClock(step_time))

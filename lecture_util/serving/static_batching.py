@@ -43,7 +43,7 @@ class StaticScheduler(Scheduler):
             longest = max(prompt for _, prompt, _ in batch)
             return [Work(s, 0, prompt, over, longest - prompt) for s, prompt, over in batch]
         for sequence, prompt, _ in batch:
-            self.memory.grow(sequence, prompt + steps + 1)
+            self._grow(sequence, prompt + steps + 1)
         return [Work(s, prompt + steps, 1, over) for s, prompt, over in batch]
 
     def _new_batch(self) -> None:
@@ -52,7 +52,14 @@ class StaticScheduler(Scheduler):
                 break
             self.waiting.remove(sequence)
             self.join(sequence)
-            self.memory.grow(sequence, len(sequence.tokens))
+            self._grow(sequence, len(sequence.tokens))
+
+    def _grow(self, sequence: Running, tokens: int) -> None:
+        if not self.memory.grow(sequence, tokens) and sequence.id not in self.over:
+            raise RuntimeError(
+                f"no room for {tokens} tokens of sequence {sequence.id}: a static batch keeps what "
+                "it began with, so use memory that lends whole rows, such as Slots"
+            )
 
     def leave(self, sequence: Running) -> None:
         """A row is given back only with the whole batch."""

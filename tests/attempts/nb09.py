@@ -63,6 +63,21 @@ def _carried(arrivals, lengths, slots):
     return table
 
 
+def _by_slots(arrivals, lengths, slots):
+    seats, nxt, table = [None] * slots, 0, []
+    left = list(lengths)
+    while nxt < len(lengths) or any(seat is not None for seat in seats):
+        for j in range(slots):
+            if seats[j] is None and nxt < len(lengths) and arrivals[nxt] <= len(table):
+                seats[j], nxt = nxt, nxt + 1
+        table.append([i for i in seats if i is not None])
+        for j, i in enumerate(seats):
+            if i is not None:
+                left[i] -= 1
+                seats[j] = i if left[i] else None
+    return table
+
+
 def _pops(arrivals, lengths, slots):
     right = _timetable()(arrivals, lengths, slots)
     arrivals.pop()
@@ -106,11 +121,12 @@ def _target(budget=lambda f, t, d, g: (g - f) // t, chunk=lambda b, d: b - d, up
     return answer
 
 
-def _memory(victim=-1, same=False, keep=False, skip=False, end=False, reserve=True, admit=True):
+def _memory(victim=-1, same=False, keep=False, skip=False, end=False, reserve=True, admit=True,
+            strict=0):  # fmt: skip
     def answer(running, waiting, room, slots):
         running, waiting, back = list(running), list(waiting), 0
         free = room - sum(n for _, n in running)
-        while len(running) > free:
+        while running and len(running) + strict > free:
             gone = running.pop(victim)
             back += 1
             free += gone[1]
@@ -212,6 +228,14 @@ ATTEMPTS = [
     ("9.2", "idle left out", _timetable(note_empty=False), "forwards without anybody"),
     ("9.2", "after the bell", _timetable(came=lambda a, t: a < t), "just as a forward begins"),
     ("9.2", "one too many", _timetable(slots_of=lambda n: n + 1), "one too many is running"),
+    (
+        "9.2",
+        "descending",
+        lambda a, n, s: [row[::-1] for row in _timetable()(a, n, s)],
+        "return them ascending",
+    ),
+    ("9.2", "by slots", _by_slots, "return them ascending"),
+    ("9.2", "one forward for nobody", lambda a, n, s: [*_timetable()(a, n, s), []], "for nobody"),
     ("9.2", "in place", _pops, "changed what it was given"),
     ("9.2", "everybody always", lambda a, n, s: [list(range(len(n)))] * max(n), "expected"),
     (
@@ -289,6 +313,12 @@ ATTEMPTS = [
         lambda *args: (*_target()(*args)[:2], _target()(*args)[2] * 1e-6),
         "in microseconds",
     ),
+    (
+        "9.4",
+        "in milliseconds",
+        lambda *args: (*_target()(*args)[:2], _target()(*args)[2] / 1000),
+        "yours is in milliseconds",
+    ),
     ("9.4", "a constant", lambda *args: (220, 5, 50_000), "expected"),
     ("9.5", "as printed", _memory(0, True, True, True), "4 mistakes are still there"),
     ("9.5", "oldest", _memory(victim=0), "the oldest is put back"),
@@ -299,6 +329,7 @@ ATTEMPTS = [
     ("9.5", "three left", _memory(0, True, True), "3 mistakes are still there: the oldest"),
     ("9.5", "to the end", _memory(end=True), "goes to the end of the queue"),
     ("9.5", "no reserve", _memory(reserve=False), "was not set aside"),
+    ("9.5", "one too many put back", _memory(strict=1), "although there is just enough"),
     ("9.5", "nobody", _memory(admit=False), "nobody is admitted"),
     ("9.5", "in place", _memory_in_place, "changed what it was given"),
     (

@@ -99,6 +99,22 @@ def _appends(when=0, counted=True, dropped=True, shared=lambda count: count > 1,
     return answer
 
 
+def _overwrites(counted):
+    def answer(pool, table, length, P):
+        if length % P == 0:
+            table.append(pool.free.pop())
+            pool.counts[table[-1]] = 1
+        elif pool.counts[table[-1]] > 1:
+            page = pool.free.pop()
+            pool.copies.append((table[-1], page))
+            if counted:
+                pool.counts[page] = 1
+            table[-1] = page
+            pool.counts[table[-1]] -= 1
+
+    return answer
+
+
 def _kin(full=lambda p, P: p // P, extra=lambda p, n, k, P: 0,
          own=lambda p, n, P: _up(p + n, P) - p // P, unwritten=True):  # fmt: skip
     def answer(prompt, new, samples, P):
@@ -153,6 +169,36 @@ def _of_each(choose):
     return answer
 
 
+def _names(name):
+    def answer(texts, space, prompt, P):
+        shelf = {
+            name(t[: i + P]) for o, t in texts if o == space for i in range(0, len(t) - P + 1, P)
+        }
+        n = 0
+        while n + P < len(prompt) and name(prompt[: n + P]) in shelf:
+            n += P
+        return n
+
+    return answer
+
+
+def _chained(texts, space, prompt, P):
+    def names(tokens):
+        name, out = hash(space), []
+        for i in range(0, len(tokens) - P + 1, P):
+            name = hash((name, tuple(tokens[i : i + P])))
+            out.append(name)
+        return out
+
+    shelf = {name for other, tokens in texts if other == space for name in names(tokens)}
+    n = 0
+    for name in names(prompt[:-1]):
+        if name not in shelf:
+            break
+        n += P
+    return n
+
+
 def _empties(texts, space, prompt, P):
     found = _found(1)(texts, space, prompt, P)
     prompt.clear()
@@ -165,6 +211,7 @@ ATTEMPTS = [
     ("10.1", "last left out", _share(held=range), "the final forward is missing"),
     ("10.1", "one more page", _share(pages=lambda S, last, P: S // P + 1), "one too many"),
     ("10.1", "what is used", _share(result=lambda u, n: 1 - u / n), "*holds* a token"),
+    ("10.1", "in percent", _share(result=lambda u, n: 100 * u / n), "in percent"),
     ("10.1", "over stored", _share(result=lambda u, n: u / (n - u)), "over tokens stored"),
     ("10.1", "ahead", _share(pages=lambda S, last, P: _up(last, P)), "will need at its end"),
     ("10.1", "the formula", _half_a_page, "these lengths are known"),
@@ -196,6 +243,8 @@ ATTEMPTS = [
     ("10.3", "repeats wrongly", _attends(heads="repeat"), "n % K in yours"),
     ("10.3", "no scale", _attends(scale=lambda H: 1), "not divided by the square root"),
     ("10.3", "sorted", _attends(order=sorted), "the pool's order"),
+    ("10.3", "sorted downwards", _attends(order=lambda table: sorted(table)[::-1]),
+     "the last page first"),
     ("10.3", "no table", _attends(order=lambda table: list(range(len(table)))), "first pages"),
     ("10.3", "swapped", _attends(swapped=True), "expected"),
     ("10.3", "softmax over heads", _attends(dim=0), "runs over heads"),
@@ -213,6 +262,8 @@ ATTEMPTS = [
     ("10.4", "first page", _appends(last=0), "is the table's last"),
     ("10.4", "takes the count", _appends(inherits=True), "takes over the old page's count"),
     ("10.4", "from three on", _appends(shared=lambda n: n > 2), "expected"),
+    ("10.4", "table first", _overwrites(counted=True), "table[-1] is the new page by then"),
+    ("10.4", "table first, not counted", _overwrites(counted=False), "and count the new one"),
     ("10.4", "returns", _appends(says=[]), "return nothing"),
     ("10.4", "does nothing", lambda pool, table, length, P: None, "expected"),
     ("10.5", "no sharing", lambda p, n, k, P: k * _up(p + n, P), "nothing is shared in yours"),
@@ -238,6 +289,10 @@ ATTEMPTS = [
     ("10.6", "first text", _of_each(lambda found: found[0]), "only the first text"),
     ("10.6", "sum", _of_each(sum), "added up"),
     ("10.6", "pages", _found(1, size=1), "number of pages"),
+    ("10.6", "the rest", lambda *args: len(args[2]) - _found(1)(*args), "what remains"),
+    ("10.6", "by hash", _names(lambda tokens: hash(tuple(tokens))), "have one hash"),
+    ("10.6", "by chained hash", _chained, "have one hash"),
+    ("10.6", "by digits", _names(lambda tokens: "".join(str(t) for t in tokens)), "look alike"),
     ("10.6", "nothing", lambda texts, space, prompt, P: 0, "nothing is ever found"),
     ("10.6", "empties the prompt", _empties, "changed what it was given"),
 ]  # fmt: skip

@@ -1,8 +1,10 @@
 """The block allocator, case by case; `test_blocks_machine` does the same at random."""
 
+import numpy as np
 import pytest
+import torch
 
-from lecture_util.serving.blocks import Blocks, OutOfPages, Table
+from lecture_util.serving.blocks import Blocks, OutOfPages
 
 
 def filled(blocks, tokens, **about):
@@ -262,5 +264,42 @@ def test_lengths_that_cannot_be_are_refused(bad):
 
 
 def test_appending_nothing_takes_nothing():
-    blocks, table = Blocks(1, 2), Table()
+    blocks = Blocks(1, 2)
+    table = blocks.begin()
     assert blocks.append(table, []) == [] and table.pages == [] and blocks.available == 1
+
+
+def test_what_is_forgotten_is_not_found_nor_is_what_stands_on_it():
+    blocks = Blocks(8, 2)
+    old = filled(blocks, [1, 2, 3, 4])
+    blocks.release(filled(blocks, [7, 7]))
+    fork = blocks.fork(old)
+    blocks.forget()
+    assert not blocks.idle and not blocks.cache.by_name and old.pages == fork.pages
+    for table in (old, fork):
+        blocks.append(table, [5, 6])
+        blocks.commit(table)  # computed from keys that are stale
+    assert found(blocks, [7, 7, 7]) == found(blocks, [1, 2, 3, 4, 5, 6, 7]) == 0
+    new = filled(blocks, [1, 2, 3, 4])
+    assert found(blocks, [1, 2, 3, 4, 5, 6, 7]) == 4
+    for table in (old, fork, new):
+        blocks.release(table)
+    assert blocks.available == 8 and blocks.counts == [0] * 8
+
+
+def test_a_table_of_another_allocator_is_refused():
+    ours, theirs = Blocks(4, 2), Blocks(4, 2)
+    table = filled(theirs, [1, 2, 3])
+    for act in (ours.release, ours.fork, ours.commit, lambda t: ours.append(t, [1])):
+        with pytest.raises(ValueError, match="another allocator"):
+            act(table)
+    assert ours.counts == [0] * 4 and len(table) == 3
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_tokens_of_arrays_and_tensors_are_found_as_numbers(kind):
+    blocks = Blocks(8, 2)
+    filled(blocks, kind([1, 2, 3, 4, 5]))
+    assert found(blocks, [1, 2, 3, 4, 5]) == found(blocks, kind([1, 2, 3, 4, 9])) == 4
+    with pytest.raises(TypeError):
+        blocks.begin([1.5])

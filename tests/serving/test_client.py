@@ -495,3 +495,19 @@ def test_numbers_go_on_from_call_to_call():
         first, second = (engine.generate([[1], [2]], Params(1)) for _ in range(2))
     assert [c.number for c in (*first, *second)] == [0, 1, 2, 3]
     assert second[0].arrival_s >= first[0].finished_s
+
+
+def test_bad_arguments_are_refused_before_anything_is_sent():
+    engine = RemoteEngine("http://localhost:8000", "tiny")
+    for call, error, says in (
+        (lambda: engine.generate("hello"), TypeError, "prompts='hello'"),
+        (lambda: engine.generate([[1]], 5), TypeError, "params=5"),
+        (lambda: engine.generate([[1]], concurrency=0), ValueError, "concurrency=0"),
+        (lambda: engine.serve([[1, 2]]), TypeError, "Request"),
+        (lambda: RemoteEngine("http://localhost", timeout_s=0), ValueError, "timeout_s=0"),
+        (lambda: RemoteEngine("http://localhost", timeout_s="5"), TypeError, "timeout_s='5'"),
+        (lambda: RemoteEngine("http://localhost:port"), ValueError, "expected the address"),
+        (lambda: RemoteEngine("http://localhost:99999"), ValueError, "expected the address"),
+    ):
+        with pytest.raises(error, match=says):
+            call()

@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from lecture_util.serving.contiguous import Regions, Waste, final_length
 from lecture_util.serving.request import EndsAfter, Params, Request, Running
+from lecture_util.serving.scheduler import Policy
+from lecture_util.serving.simulate import simulator
 
 
 def sequence(id, prompt=3, most=8, ends=5):
@@ -155,3 +157,16 @@ def test_an_unknown_reserve_is_refused():
     with pytest.raises(ValueError, match="reserve='huge': expected one of max, pow2, oracle"):
         Regions(20, "huge")
     assert Regions(20).fits(20) and not Regions(20).fits(21)
+
+
+def test_what_regions_cannot_serve_is_refused_when_it_is_submitted():
+    loop = simulator(Regions(40), Policy(slots=2))
+    for params, says in (
+        (Params(4, stop=EndsAfter(2), samples=2), "cannot be shared"),
+        (Params(4), "tells where it will end"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            loop.submit(Request([1, 2], params))
+    assert not loop.busy
+    (c,) = loop.serve([Request([1, 2], Params(4, stop=EndsAfter(2)))])
+    assert c.num_tokens == 2

@@ -1,7 +1,7 @@
 """What befalls one request is its own affair: the others get their texts, and all room returns."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from serving_models import (
 )
 
 from lecture_util.model.sampling import Sampling
+from lecture_util.serving.engine import Engine
 from lecture_util.serving.executor import draw
 from lecture_util.serving.loop import TooLong
 from lecture_util.serving.request import Completion, Params, Request
@@ -442,3 +443,89 @@ def test_serving_nothing(model):
     engine = tiny_engine(model)
     assert engine.generate([], Params(2)) == [] and engine.serve([]) == [] and engine.step() == []
     assert engine.stats.requests == 0
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda engine: engine.step(),
+        lambda engine: list(engine.stream([1, 2], Params(2))),
+        lambda engine: engine.generate([[1, 2]], Params(2)),
+        lambda engine: engine.serve([]),
+    ],
+    ids=["step", "stream", "generate", "serve"],
+)
+def test_a_stop_that_moves_the_engine_on_fails_alone(act, model):
+    """It would draw a neighbour's next token in the middle of this one's forward."""
+    engine, neighbour = tiny_engine(model), Params(8, SAMPLED, seed=5)
+
+    def meddles(new):
+        act(engine)
+        return False
+
+    prompts, params = [[1, 2], [3, 4]], [Params(8, stop=meddles), neighbour]
+    bad, good = engine.generate(prompts, params)
+    assert bad.reason == "failed" and "a stop cannot move the engine on" in str(bad.error)
+    assert [(good.tokens, good.reason)] == alone(model, Request([3, 4], neighbour))
+    assert_all_given_back(engine)
+    assert engine.generate([[1]], Params(2))[0].reason == "length"
+
+
+def test_a_cache_of_another_model_or_in_use_is_refused(model):
+    engine = tiny_engine(model)
+    with pytest.raises(ValueError, match="another model"):
+        Engine(tiny_model(seed=4), engine.cache)
+    engine.submit([1, 2], Params(4))
+    for _ in range(2):  # while it waits, and while it runs
+        with pytest.raises(ValueError, match="in use"):
+            Engine(model, engine.cache)
+        engine.step()
+    engine.cancel(0)
+    second = Engine(model, engine.cache, Policy(3, 9))
+    (c,) = second.generate([[1, 2]], Params(4))
+    assert [(c.tokens, c.reason)] == alone(model, Request([1, 2], Params(4)))
+    with pytest.raises(RuntimeError, match="another Engine was made on this cache"):
+        engine.submit([1, 2], Params(4))
+
+
+def test_after_the_weights_changed_prefixes_can_be_forgotten():
+    changed, request = tiny_model(), Request(list(range(18)), Params(6))
+    engine = tiny_engine(changed)
+    engine.serve([request])
+    running = engine.submit([*range(16)], Params(9))
+    engine.step()
+    changed.load_state_dict(tiny_model(seed=9).state_dict())
+    engine.forget_prefixes()
+    completions = engine.serve([request])
+    assert told(completions) == alone(tiny_model(seed=9), request)
+    assert completions[0].found == 0 and engine.result(running)[0].reason == "length"
+    engine.serve([request])
+    assert engine.serve([request])[0].found == 16
+    tiny_engine(changed, rows=5).forget_prefixes()  # rows keep none
+
+
+@pytest.mark.parametrize("how", ["generate", "serve"])
+def test_the_warning_about_refused_requests_names_the_callers_line(how, model):
+    engine = tiny_engine(model)
+    with pytest.warns(UserWarning, match="1 of 1 answers were refused") as caught:
+        engine.generate([[]]) if how == "generate" else engine.serve([Request([], Params(2))])
+    assert caught[0].filename == __file__
+
+
+def test_a_result_is_a_list_of_ones_own(model):
+    engine = tiny_engine(model)
+    engine.generate([[1]], Params(2))
+    engine.result(0).clear()
+    assert len(engine.result(0)) == 1
+
+
+def test_a_small_context_has_a_policy_and_what_is_no_part_is_refused(model):
+    small = tiny_model(replace(TINY, max_context=8))
+    assert Engine(small).generate([[1, 2]], Params(3))[0].reason == "length"
+    for about, says in (
+        (dict(model=None), "model=None"),
+        (dict(model=model, policy=5), "policy=5"),
+        (dict(model=model, clock=5), "clock=5"),
+    ):
+        with pytest.raises(TypeError, match=says):
+            Engine(**about)

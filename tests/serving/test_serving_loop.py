@@ -247,3 +247,67 @@ def test_end_tokens_may_be_one_none_a_list_or_numbers_of_numpy():
     for eos in (2, [2], (2,), {2}, np.int64(2), torch.tensor(2), torch.tensor([2]), range(2, 3)):
         assert Params(eos=eos).eos == frozenset({2})
     assert Params(eos=None).eos == Params(eos=[]).eos == frozenset()
+
+
+@pytest.mark.parametrize(
+    "bad", [math.nan, math.inf, -1.0, None, "1"], ids=["nan", "inf", "negative", "None", "text"]
+)
+def test_a_formula_that_gives_no_seconds_is_refused_and_time_stands_still(bad):
+    clock = VirtualClock(lambda work: bad)
+    with pytest.raises(ValueError, match="step_time gave"):
+        clock.computed([])
+    assert clock.now() == 0.0
+    with pytest.raises(TypeError, match="step_time=3"):
+        VirtualClock(3)
+    with pytest.raises(TypeError, match="clock=5"):
+        Loop(Scheduler(Slots(1, 9), Policy(1)), Pretend(), 5)
+
+
+def test_a_stop_that_changes_its_list_changes_nothing():
+    def meddles(new):
+        new += [0] * 9
+        return False
+
+    (c,) = paper().serve([request(3, 4, stop=meddles)])
+    assert (c.num_tokens, c.reason) == (4, "length")
+
+
+def test_stats_that_a_stop_resets_cost_no_answers():
+    loop = paper()
+
+    def resets(new):
+        loop.forget()
+        return False
+
+    found = loop.serve([request(3, 1), request(3, 5, stop=resets), request(2, 1, 20.0)])
+    assert [c.num_tokens for c in found] == [1, 5, 1]
+
+
+def test_seconds_of_any_kind_of_number_are_a_float():
+    arrival_s = request(3, 1, np.float32(1.5)).arrival_s
+    assert type(arrival_s) is float and arrival_s == 1.5
+
+
+def test_a_step_that_fails_after_drawing_draws_the_same_again():
+    """Whether the executor raises after its draws or the clock's formula does."""
+    model, broken = tiny_model(), []
+
+    def engine_of(step_time):
+        return tiny_engine(model, clock=VirtualClock(step_time))
+
+    def fails_often(work):
+        broken.append(len(broken) % 3 != 2)
+        return math.nan if broken[-1] else 1.0
+
+    params = [Params(6, Sampling(1.0), seed=i, samples=2) for i in range(2)]
+    want = engine_of(lambda work: 1.0).generate([[1, 2], [3]], params)
+    engine = engine_of(fails_often)
+    numbers = [engine.submit(p, q) for p, q in zip([[1, 2], [3]], params, strict=True)]
+    while engine.loop.busy:
+        try:
+            engine.step()
+        except ValueError:
+            continue
+    assert any(broken)
+    got = [c.tokens for n in numbers for c in engine.result(n)]
+    assert got == [c.tokens for c in want]

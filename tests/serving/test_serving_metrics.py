@@ -87,3 +87,4 @@ def test_a_run_of_nothing_has_numbers_too():
     assert (got.requests, got.new_tokens, got.seconds, got.tokens_per_s) == (0, 0, 0, 0)
     assert got.ttft == Percentiles(None, None, None, 0)
     assert (got.slot_use, got.padding, got.memory_use, got.most_running) == (0, 0, 0, 0)
+    assert got.waste == 0

@@ -18,6 +18,7 @@ from lecture_util.serving.request import EndsAfter, Params, Request
 from lecture_util.serving.scheduler import Policy
 from lecture_util.serving.simulate import FittedStep, RooflineStep, simulator
 from lecture_util.serving.slots import Slots
+from lecture_util.serving.static_batching import StaticScheduler
 from lecture_util.serving.trace import Lengths, make_trace
 
 LARGE = Config(D=4096, F=14336, K=8, G=4, H=128, L=32, V=128256)
@@ -232,3 +233,21 @@ def test_more_slots_serve_more_on_a_machine_bound_by_memory():
 def test_an_empty_prompt_is_refused_on_paper_as_well():
     loop = simulator(Slots(2, 100), Policy(2, 8))
     assert loop.serve([Request([], Params(3))])[0].reason == "failed"
+
+
+def test_weights_that_are_no_numbers_are_refused():
+    for weights in ((1.0, math.nan, 0, 0, 0), (1.0, math.inf, 0, 0, 0), (1.0, 2.0)):
+        with pytest.raises(ValueError, match="five finite numbers"):
+            FittedStep(weights)
+
+
+def test_fewer_rows_than_slots_are_refused():
+    with pytest.raises(ValueError, match="2 rows but the policy 4 slots"):
+        simulator(Slots(2, 9), Policy(slots=4))
+
+
+def test_a_static_batch_that_outgrows_its_memory_says_so():
+    pages = Pages(Blocks(4, 2, prefix_caching=False))
+    loop = simulator(pages, Policy(slots=2), scheduler=StaticScheduler)
+    with pytest.raises(RuntimeError, match="a static batch keeps what it began with"):
+        loop.serve([Request([1, 2], Params(6)), Request([3, 4], Params(6))])

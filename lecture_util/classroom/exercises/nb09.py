@@ -3,6 +3,7 @@
 import copy
 import itertools
 
+from lecture_util.classroom.checker import Wrong
 from lecture_util.classroom.exercise import exercise
 
 
@@ -155,6 +156,14 @@ def _schedules(**mistakes):
     return lambda *args: _who(*args, **mistakes)
 
 
+def _ascending(rows):
+    """The rows with their numbers in order; whatever is no list of rows comes back as it is."""
+    try:
+        return [sorted(row) for row in rows]
+    except TypeError:
+        return rows
+
+
 def _static_full(arrivals, lengths, slots):
     """A static batch whose rows stay until the last is done, as the tensor has them."""
     forwards, coming, t = [], list(range(len(lengths))), 0
@@ -191,6 +200,11 @@ def _(answer, c):
         (sorted(c.float(0, 9) for _ in range(many)), c.ints(many, low=1, high=12), c.int(2, 3)),
         (sorted(c.float(0, 5) for _ in range(many)), c.ints(many, low=1, high=12), c.int(3, 4)),
     ]
+    rows = [(c.call(answer, *case), _who(*case)) for case in cases]
+    if any(got != want for got, want in rows) and all(
+        _ascending(got) == want for got, want in rows
+    ):
+        raise Wrong("a forward's numbers are not in order: return them ascending")
     c.like(
         answer,
         _who,
@@ -215,6 +229,10 @@ def _(answer, c):
             "whoever arrives just as a forward begins may be in it": _schedules(strict=True),
             "one too many is running: at most `slots`": _schedules(overfull=1),
             "one slot is never used: `slots` may run": _schedules(overfull=-1),
+            "the last forward is for nobody: the list ends when all are done": lambda *args: [
+                *_who(*args),
+                [],
+            ],
         },
     )
     _untouched(c, answer, cases[1])
@@ -383,15 +401,18 @@ def _(answer, c):
     wrong["time is counted in microseconds, whole ones"] = lambda *args: (
         *_budget(*args)[:2], _budget(*args)[2] / 1e6
     )  # fmt: skip
+    wrong["time is counted in microseconds: yours is in milliseconds"] = lambda *args: (
+        *_budget(*args)[:2], _budget(*args)[2] / 1e3
+    )  # fmt: skip
     c.like(answer, _budget, cases, wrong=wrong)
 
 
 def _plan(running, waiting, room, slots, *, oldest=False, again=False, keeps=False, passes=False,
-          back=0, spare=True):  # fmt: skip
+          back=0, spare=True, eager=False):  # fmt: skip
     """One forward's bookkeeping; each keyword as True is one of the printed mistakes."""
     running, waiting = list(running), list(waiting)
     free, before = room - sum(tokens for _, tokens in running), len(running)
-    while free < len(running):
+    while running and free < len(running) + eager:
         victim = running.pop(0 if oldest else -1)
         waiting.insert(back if back == 0 else len(waiting), victim)
         free += victim[1]
@@ -448,6 +469,7 @@ def _(answer, c):
         ([(0, 8), (1, 8), (2, 8), (3, 8)], [(4, 5)], 33, 5),
         ([(0, 8), (1, 9), (2, 10), (3, 11)], [(4, 1)], 29, 5),  # two go back
         ([(0, 3)], [(1, 5)], 9, 2),  # just enough
+        ([(0, 5), (1, 5)], [], 12, 4),  # just enough for those who run
         ([], [(0, a), (1, b)], a + b, 2),
         ([(7, a), (8, b)], [(9, 2)], a + b + 1, 3),
     ]
@@ -463,6 +485,8 @@ def _(answer, c):
           "stands first"] = lambda *args: _plan(*args, back=1)  # fmt: skip
     wrong["room for the next token of everybody running was not set aside: subtract it before you "
           "admit"] = lambda *args: _plan(*args, spare=False)  # fmt: skip
+    wrong["somebody is put back although there is just enough: a token for each of those running "
+          "is all they need"] = lambda *args: _plan(*args, eager=True)  # fmt: skip
     wrong["nobody is admitted at all"] = lambda running, waiting, room, slots: _plan(
         running, waiting, room, 0
     )
