@@ -1239,7 +1239,7 @@ for requests in dict.fromkeys(row["requests"] for row in record["peers"]):
         )
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
-# ![Bars of tokens a second, our engine and transformers' own ways. 16 short requests: engine 146; generate_batch 87.4; generate, batches of 16 164. long-tailed: engine 77.5; generate_batch 30; generate, batches of 16 30.](../images/engine-peers.svg)
+# ![Bars of tokens a second, our engine and transformers' own ways. 16 short requests: engine 203; generate_batch 132; generate, batches of 8 126; generate, batches of 16 201. long-tailed: engine 109; generate_batch 51.9; generate, batches of 8 20.5; generate, batches of 16 21.5; generate, batches of 32 24.4.](../images/engine-peers.svg)
 #
 # `generate_batch` is transformers' own continuous batching, with pages like ours; `generate` its static
 # batches, each run to its longest text. The same weights, the same requests. The 16 short ones are all there

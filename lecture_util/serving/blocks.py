@@ -15,7 +15,6 @@ Source: Kwon et al. 2023, arXiv:2309.06180, sections 4.2 to 4.5.
 
 from __future__ import annotations
 
-import operator
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -82,7 +81,7 @@ class Blocks:
 
         At least one token is always left to `append`. Never fails.
         """
-        table, tokens = Table(space, owner=self, era=self.era), [operator.index(t) for t in tokens]
+        table, tokens = Table(space, owner=self, era=self.era), _plain(tokens)
         if self.prefix_caching:
             for page, text in self.cache.match(space, tokens, self.page_size):
                 self._share(page)
@@ -100,7 +99,7 @@ class Blocks:
         Raises: OutOfPages, and then nothing has changed.
         """
         self._check(table)
-        tokens = [operator.index(t) for t in tokens]  # a tensor's or an array's own are no keys
+        tokens = _plain(tokens)
         if not tokens:
             return []
         open_page = len(table) % self.page_size != 0
@@ -232,3 +231,10 @@ class Blocks:
             raise ValueError("this table is another allocator's: begin() one with this one")
         if table.freed:
             raise ValueError("this table was given back: begin() another")
+
+
+def _plain(tokens: Sequence[int]) -> list[int]:
+    """The numbers of a tensor or an array as Python's: equal tokens must be found as equal."""
+    if hasattr(tokens, "tolist"):
+        return tokens.tolist()
+    return [t.item() if hasattr(t, "item") else t for t in tokens]

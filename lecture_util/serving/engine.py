@@ -17,7 +17,7 @@ from .metrics import Stats, stats
 from .paging import PagedCache
 from .records import Event
 from .request import Completion, Params, Request, as_requests
-from .scheduler import Policy, Scheduler, check_rows
+from .scheduler import Policy, Scheduler
 
 DEFAULTS = Params()
 
@@ -62,7 +62,12 @@ class Engine:
             pages = -(-policy.slots * 512 // 16)
             cache = PagedCache(model.config, pages, 16, model.dtype, model.device)
         check_cache(model, cache)
-        check_rows(cache.memory, policy)
+        rows = getattr(cache.memory, "rows", policy.slots)
+        if rows < policy.slots:
+            raise ValueError(
+                f"the cache has {rows} rows but the policy {policy.slots} slots: make it with "
+                f"rows={policy.slots}, or Policy(slots={rows})"
+            )
         self.model, self.cache = model, cache
         if graphs or (graphs is None and can_capture(model, cache)):
             executor = DecodeGraphs(model, cache, policy.slots)

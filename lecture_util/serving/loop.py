@@ -73,6 +73,7 @@ class Loop:
         prompt, params = self.check(request), request.params
         request = replace(request, prompt=tuple(prompt))  # theirs may grow while we compute
         slots, memory = self.scheduler.policy.slots, self.scheduler.memory
+        slots = min(slots, getattr(memory, "rows", slots))
         if params.samples > slots:
             raise TooLong(
                 f"{params.samples} samples were asked for, but {slots} slots are all there are: "

@@ -119,16 +119,6 @@ class Policy:
             )
 
 
-def check_rows(memory: Memory, policy: Policy) -> None:
-    """Raises: ValueError for contiguous memory with fewer rows than there are slots."""
-    rows = getattr(memory, "rows", policy.slots)
-    if rows < policy.slots:
-        raise ValueError(
-            f"the memory has {rows} rows but the policy {policy.slots} slots: make it with "
-            f"rows={policy.slots}, or Policy(slots={rows})"
-        )
-
-
 class Scheduler:
     """Continuous batching: after every forward, whoever ended leaves and whoever fits joins."""
 

@@ -26,7 +26,7 @@ from .clock import VirtualClock
 from .executor import Drawn
 from .loop import Loop
 from .records import Iteration
-from .scheduler import Memory, Policy, Scheduler, Work, check_rows
+from .scheduler import Memory, Policy, Scheduler, Work
 
 
 class Piece(Protocol):
@@ -140,7 +140,5 @@ def simulator(
 
     step_time: a RooflineStep, a FittedStep or any function of the pieces; by default forwards are
     counted.   scheduler: StaticScheduler for static batching.
-    Raises: ValueError for memory with fewer rows than the policy has slots.
     """
-    check_rows(memory, policy)
     return Loop(scheduler(memory, policy), Pretend(), VirtualClock(step_time))

@@ -301,5 +301,3 @@ def test_tokens_of_arrays_and_tensors_are_found_as_numbers(kind):
     blocks = Blocks(8, 2)
     filled(blocks, kind([1, 2, 3, 4, 5]))
     assert found(blocks, [1, 2, 3, 4, 5]) == found(blocks, kind([1, 2, 3, 4, 9])) == 4
-    with pytest.raises(TypeError):
-        blocks.begin([1.5])

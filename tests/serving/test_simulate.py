@@ -11,7 +11,7 @@ from lecture_util.model.config import Config
 from lecture_util.roofline.accounting import forward, kv_bytes_per_token, weight_bytes
 from lecture_util.roofline.hardware import ACCELERATORS, Accelerator
 from lecture_util.serving.blocks import Blocks
-from lecture_util.serving.loop import Iteration, Part
+from lecture_util.serving.loop import Iteration, Part, TooLong
 from lecture_util.serving.metrics import stats
 from lecture_util.serving.paging import Pages
 from lecture_util.serving.request import EndsAfter, Params, Request
@@ -241,9 +241,13 @@ def test_weights_that_are_no_numbers_are_refused():
             FittedStep(weights)
 
 
-def test_fewer_rows_than_slots_are_refused():
-    with pytest.raises(ValueError, match="2 rows but the policy 4 slots"):
-        simulator(Slots(2, 9), Policy(slots=4))
+def test_rows_may_be_fewer_than_slots_but_not_than_samples():
+    server = simulator(Slots(2, 20), Policy(slots=4))
+    trace = [Request([1] * 4, Params(3)) for _ in range(3)]
+    assert [len(c.tokens) for c in server.serve(trace)] == [3] * 3
+    assert max(i.running for i in server.iterations) == 2
+    with pytest.raises(TooLong, match="3 samples were asked for, but 2 slots"):
+        server.submit(Request([1], Params(3, samples=3)))
 
 
 def test_a_static_batch_that_outgrows_its_memory_says_so():
