@@ -80,8 +80,15 @@ def compare(model, B, context, steps, rounds, accelerator):
     """Rows of one batch size: both ways, checked against each other, then timed in turns."""
     config, device = model.config, model.device
     pages = B * -(-(context + steps) // PAGE)
-    cache = PagedCache(config, pages, PAGE, model.dtype, device, prefix_caching=False)
-    ways = {name: Way(model, cache, B, graphs) for name, graphs in WAYS.items()}
+    ways = {
+        name: Way(
+            model,
+            PagedCache(config, pages, PAGE, model.dtype, device, prefix_caching=False),
+            B,
+            graphs,
+        )
+        for name, graphs in WAYS.items()
+    }
     generator = torch.Generator().manual_seed(B)
     prompts = torch.randint(0, config.V, (B, context), generator=generator).tolist()
     seconds, contexts = defaultdict(list), []
