@@ -836,7 +836,7 @@ print("computed as prompts by B, C and D:", back)
 # slots can serve, so there is always a queue to choose from.
 
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 def crowd(seed):
     """100 requests, lengths of prompt and answer drawn apart; then the one with the long prompt."""
     draws = np.random.default_rng(seed)
