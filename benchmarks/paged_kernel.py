@@ -26,6 +26,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as nnf
+from int4_kernel import walk
 
 from lecture_util.kernels.paged_attention import (
     page_index,
@@ -137,26 +138,6 @@ def error(way, q_BNH, wanted):
     # Averages over S random values are small: they, not the values, are what errors stay below.
     bound = eps * (wanted.abs() + wanted.square().mean().sqrt())
     return float((difference / bound).max())
-
-
-def walk(ways, q_BNH):
-    """One pass over all the caches, as a function without arguments: on a GPU, as a graph."""
-
-    def once():
-        for way in ways:
-            way(q_BNH)
-
-    if not q_BNH.is_cuda:
-        return once
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        once()  # compiles, and fills the allocator's pools
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        once()
-    return graph.replay
 
 
 @torch.no_grad()

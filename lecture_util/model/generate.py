@@ -147,10 +147,10 @@ def check_prompts(model: Transformer, prompts, max_new_tokens: int) -> list[list
         raise TypeError(f"max_new_tokens={max_new_tokens!r}: expected a whole number")
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens={max_new_tokens}: expected 0 or more")
-    prompts = _plain(prompts)
+    prompts = plain(prompts)
     if not isinstance(prompts, list) or not prompts:
         raise PromptError(f"no prompts in {prompts!r}: pass lists of tokens, such as [[1, 2, 3]]")
-    prompts = [_plain(prompt) for prompt in prompts]
+    prompts = [plain(prompt) for prompt in prompts]
     for row, prompt in enumerate(prompts):
         if not isinstance(prompt, list):
             raise PromptError(
@@ -179,14 +179,14 @@ def check_prompts(model: Transformer, prompts, max_new_tokens: int) -> list[list
 
 def end_tokens(eos: int | Collection[int] | None) -> frozenset[int]:
     """End tokens as a set; one token, or none, may be given plainly."""
-    eos = _plain(eos)
+    eos = plain(eos)
     eos = () if eos is None else [eos] if isinstance(eos, int) else eos
     if not isinstance(eos, Collection) or not all(type(token) is int for token in eos):
         raise TypeError(f"eos={eos!r}: expected tokens, such as [tokenizer.eos_token_id]")
     return frozenset(eos)
 
 
-def _plain(values):
+def plain(values):
     """Tensors, arrays, tuples and their numbers as Python's lists and ints."""
     if hasattr(values, "tolist"):
         return values.tolist()

@@ -19,6 +19,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from lecture_util.model.generate import plain
+
 from .prefix import Digest, PrefixCache, Text, digest
 
 
@@ -81,7 +83,7 @@ class Blocks:
 
         At least one token is always left to `append`. Never fails.
         """
-        table, tokens = Table(space, owner=self, era=self.era), _plain(tokens)
+        table, tokens = Table(space, owner=self, era=self.era), list(plain(tokens))
         if self.prefix_caching:
             for page, text in self.cache.match(space, tokens, self.page_size):
                 self._share(page)
@@ -99,7 +101,7 @@ class Blocks:
         Raises: OutOfPages, and then nothing has changed.
         """
         self._check(table)
-        tokens = _plain(tokens)
+        tokens = list(plain(tokens))
         if not tokens:
             return []
         open_page = len(table) % self.page_size != 0
@@ -231,10 +233,3 @@ class Blocks:
             raise ValueError("this table is another allocator's: begin() one with this one")
         if table.freed:
             raise ValueError("this table was given back: begin() another")
-
-
-def _plain(tokens: Sequence[int]) -> list[int]:
-    """The numbers of a tensor or an array as Python's: equal tokens must be found as equal."""
-    if hasattr(tokens, "tolist"):
-        return tokens.tolist()
-    return [t.item() if hasattr(t, "item") else t for t in tokens]
