@@ -1,8 +1,6 @@
 """Figures of serving draw what our scheduler and allocator do, and whatever a record holds."""
 
 import copy
-import importlib
-import json
 import math
 
 import matplotlib
@@ -15,13 +13,13 @@ from lecture_util.classroom.figures import (
     page_sharing,
     paging,
     paging_runs,
-    registry,
     serving,
     serving_runs,
     small_caches,
 )
 
 matplotlib.use("agg")
+REGISTERS = "serving", (serving_runs, paging_runs)
 RECORDED = ("engine-peers", "load-curve", "memory-waste", "scheduling-measured", "token-budgets")
 
 
@@ -210,25 +208,6 @@ def synthetic(speed: float = 2.0) -> dict:
                                ("transformers generate, batches of 16", 85.0))
         ],
     }  # fmt: skip
-
-
-@pytest.fixture
-def registered(tmp_path, monkeypatch):
-    """The recorded figures that a given record registers, apart from those of the course."""
-    monkeypatch.setattr(small_caches, "RESULTS", tmp_path)
-    monkeypatch.setattr(registry, "FIGURES", found := {})
-
-    def register(run: dict | None) -> dict:
-        found.clear()
-        small_caches.recorded.cache_clear()
-        if run is not None:
-            (tmp_path / "serving.json").write_text(json.dumps(run))
-        for module in (serving_runs, paging_runs):
-            importlib.reload(module)
-        return found
-
-    yield register
-    small_caches.recorded.cache_clear()
 
 
 def test_recorded_figures_wait_for_their_sections(registered):

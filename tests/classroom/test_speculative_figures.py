@@ -1,8 +1,6 @@
 """Figures of speculation draw what the library computes, and whatever a record comes to hold."""
 
-import importlib
 import itertools
-import json
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -12,7 +10,6 @@ import torch
 from lecture_util.classroom import figures
 from lecture_util.classroom.figures import (
     cli,
-    registry,
     small_caches,
     speculative_drafts,
     speculative_measured,
@@ -26,6 +23,7 @@ from lecture_util.speculative.draft import chain
 from lecture_util.speculative.verify import verify
 
 matplotlib.use("agg")
+REGISTERS = "speculative", (speculative_records, speculative_measured)
 RECORDED = ("chen-panels", "drafters-measured", "grounded-tasks", "verification-cost")
 
 
@@ -207,25 +205,6 @@ def synthetic(speed: float = 1.0, drafts: int = 2) -> dict:
             for k, task in enumerate(tasks) for dtype in dtypes
         ],
     }  # fmt: skip
-
-
-@pytest.fixture
-def registered(tmp_path, monkeypatch):
-    """The recorded figures that a given record registers, apart from those of the course."""
-    monkeypatch.setattr(small_caches, "RESULTS", tmp_path)
-    monkeypatch.setattr(registry, "FIGURES", found := {})
-
-    def register(run: dict | None) -> dict:
-        found.clear()
-        small_caches.recorded.cache_clear()
-        if run is not None:
-            (tmp_path / "speculative.json").write_text(json.dumps(run))
-        for module in (speculative_records, speculative_measured):
-            importlib.reload(module)
-        return found
-
-    yield register
-    small_caches.recorded.cache_clear()
 
 
 def test_recorded_figures_wait_for_their_sections(registered):
