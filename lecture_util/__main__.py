@@ -12,6 +12,7 @@ COMMANDS = {
     "present": ("lecture_util.classroom.present", "a notebook as slides, on the live kernel"),
     "rehearse": ("lecture_util.classroom.rehearse", "time a notebook and measure its slides"),
     "figures": ("lecture_util.classroom.figures", "draw the figures of images/"),
+    "merge": ("lecture_util.merging.merge", "checkpoints, by a recipe in mergekit's YAML"),
     "model": ("lecture_util.model.weights", "fetch and convert the reference model"),
 }
 

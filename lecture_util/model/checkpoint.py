@@ -40,7 +40,7 @@ def load_folder(
     folder = Path(folder)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"dtype is {dtype!r}: expected torch.float32, bfloat16 or another float")
-    config = Config.from_hf(_read_json(folder / "config.json"))
+    config = Config.from_hf(read_json(folder / "config.json"))
     with torch.device("meta"):
         model = Transformer(config)
     model = model.to(dtype).to_empty(device=device)
@@ -80,7 +80,7 @@ def new_folder(folder: str | Path) -> Iterator[Path]:
     except (OSError, SafetensorError) as error:
         raise WeightsError(
             f"writing {folder} failed ({error}): free some space there, or name another place "
-            "in $LECTURE_CACHE; nothing half-written was kept"
+            "(for the course's own copies, in $LECTURE_CACHE); nothing half-written was kept"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -176,34 +176,36 @@ def _copy_in(model: Transformer, folder: Path) -> None:
         )
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """What a JSON file holds. Raises: WeightsError if it is none."""
     try:
         return json.loads(path.read_text())
     except ValueError as error:
         raise WeightsError(f"{path} is not JSON ({error}): fetch it again") from error
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+def shards_of(folder: Path) -> list[str]:
+    """Names of the safetensors files that hold a checkpoint's tensors, by its index or alone."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = _read_json(index)
-        if not isinstance(names, dict) or "weight_map" not in names:
+        names = read_json(index)
+        if not isinstance(names, dict) or not isinstance(names.get("weight_map"), dict):
             raise WeightsError(f"{index} has no weight_map: fetch the checkpoint again")
-        shards = sorted(set(names["weight_map"].values()))
-    elif (folder / "model.safetensors").is_file():
-        shards = ["model.safetensors"]
-    else:
-        pickles = [p.name for p in (*folder.glob("*.bin"), *folder.glob("*.pt*"))]
-        found = (
-            f"only {pickles[0]}, a pickle, which can run code when loaded" if pickles else "none"
-        )
-        raise WeightsError(
-            f"{folder} should hold model.safetensors but holds {found}: save the model again "
-            "with save_pretrained(..., safe_serialization=True)"
-        )
-    for shard in shards:
+        return sorted(set(names["weight_map"].values()))
+    if (folder / "model.safetensors").is_file():
+        return ["model.safetensors"]
+    pickles = [p.name for p in (*folder.glob("*.bin"), *folder.glob("*.pt*"))]
+    found = f"only {pickles[0]}, a pickle, which can run code when loaded" if pickles else "none"
+    raise WeightsError(
+        f"{folder} should hold model.safetensors but holds {found}: save the model again "
+        "with save_pretrained(..., safe_serialization=True)"
+    )
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    for shard in shards_of(folder):
         if not (folder / shard).is_file():
-            raise WeightsError(f"{folder} lacks the shard {shard} named in {index.name}")
+            raise WeightsError(f"{folder} lacks the shard {shard} named in its index")
         try:
             with safe_open(folder / shard, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 - not a dict

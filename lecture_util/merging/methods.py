@@ -1,0 +1,276 @@
+"""Every method by its recipe name: what it takes, and what it does with one tensor of each model.
+
+Most are one recipe with two choices: thin the task vectors out somehow, and elect signs or not.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .conventions import PAPER, Conventions
+from .model_stock import model_stock
+from .slerp import slerp
+from .soups import soup
+from .sparsify import breadcrumbs, drop, magprune, trim
+from .task_vectors import apply, combine, task_vector
+from .tensors import by_chunks
+from .ties import elect_signs, majority
+
+REQUIRED = object()
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One setting of a method. per_model: each model has its own. mergekit: the tool's default."""
+
+    kind: type
+    default: Any = REQUIRED
+    per_model: bool = False
+    mergekit: Any = None
+
+    def fallback(self, conventions: Conventions) -> Any:
+        theirs = conventions.defaults == "mergekit" and self.mergekit is not None
+        return self.mergekit if theirs else self.default
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a method may know besides tensors and settings.
+
+    draw:       a model's index to its generator for this tensor.
+    thresholds: each model's magnitude from which TIES keeps entries, where it goes by the model.
+    zero_sign:  see `ties.elect_signs`.
+    """
+
+    conventions: Conventions = PAPER
+    draw: Callable[[int], torch.Generator] = field(default=lambda i: generator(0, "", i))
+    thresholds: Sequence[float] | None = None
+    zero_sign: str | int = "majority"
+
+
+def generator(seed: int, name: str, model: int) -> torch.Generator:
+    """Draws that depend on seed, tensor and model alone, not on what was merged before."""
+    digest = hashlib.sha256(f"{seed}/{name}/{model}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+Settings = Mapping[str, Any]
+Thin = Callable[[Tensor, int, Settings, Context], Tensor]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to merge.
+
+    takes:  least and most models, the base not counted (SLERP's base is one of its two ends).
+    base:   whether there must be one.
+    thin, elect: of the methods that add thinned-out task vectors; `whole` of the others.
+    """
+
+    about: str
+    parameters: Mapping[str, Parameter]
+    takes: tuple[int, int | None] = (1, None)
+    base: bool = True
+    thin: Thin | None = None
+    elect: bool = False
+    trims: bool = False
+    whole: Callable[[Tensor | None, list[Tensor], Settings, Context], Tensor] | None = None
+
+    def deltas(self, base: Tensor, tuned: list[Tensor], p: Settings, c: Context) -> list[Tensor]:
+        """The thinned-out task vectors."""
+        return [self.thin(task_vector(base, each), i, p, c) for i, each in enumerate(tuned)]
+
+    def merge(self, base: Tensor | None, tuned: list[Tensor], p: Settings, c: Context) -> Tensor:
+        """One tensor of the result from that tensor of each model."""
+        if self.whole is not None:
+            return self.whole(base, tuned, p, c)
+        deltas, weights = self.deltas(base, tuned, p, c), p["weight"]
+        if self.elect and c.zero_sign == "majority":  # of the tensor: looked up before it is cut up
+            c = replace(c, zero_sign=majority(int(elect_signs(deltas, weights, zero_sign=0).sum())))
+
+        def mix(base: Tensor, *deltas: Tensor) -> Tensor:
+            signs = elect_signs(deltas, weights, zero_sign=c.zero_sign) if self.elect else None
+            mixed = combine(deltas, weights, signs=signs, normalize=p["normalize"])
+            return apply(base, mixed, p["lambda"])
+
+        return by_chunks(mix, base, *deltas)
+
+
+def _trim(delta: Tensor, i: int, p: Settings, c: Context) -> Tensor:
+    threshold = None if c.thresholds is None else c.thresholds[i]
+    return trim(delta, p["density"][i], threshold=threshold)
+
+
+def _drop(delta: Tensor, i: int, p: Settings, c: Context) -> Tensor:
+    rescale = c.conventions.rescale if p["rescale"] else None
+    return drop(delta, p["density"][i], c.draw(i), rescale=rescale)
+
+
+def _crumbs(delta: Tensor, i: int, p: Settings, c: Context) -> Tensor:
+    scope = c.conventions.crumbs_scope
+    return breadcrumbs(delta, p["density"][i], p["gamma"][i], scope=scope)
+
+
+def _magprune(delta: Tensor, i: int, p: Settings, c: Context) -> Tensor:
+    rescale = c.conventions.rescale if p["rescale"] else None
+    return magprune(delta, p["density"][i], p["epsilon"][i], c.draw(i), rescale=rescale)
+
+
+def _linear(base: Tensor | None, tensors: list[Tensor], p: Settings, c: Context) -> Tensor:
+    return soup(tensors, p["weight"], normalize=p["normalize"])
+
+
+def _slerp(base: Tensor, tensors: list[Tensor], p: Settings, c: Context) -> Tensor:
+    return slerp(base, tensors[0], p["t"], nearly=c.conventions.slerp_nearly)
+
+
+def _stock(base: Tensor, tensors: list[Tensor], p: Settings, c: Context) -> Tensor:
+    bounds = c.conventions.stock_range
+    return model_stock(base, tensors, per_filter=p["filter_wise"], bounds=bounds)
+
+
+def _passthrough(base: Tensor | None, tensors: list[Tensor], p: Settings, c: Context) -> Tensor:
+    scale = p["scale"][0]
+    return tensors[0] if scale is None else apply(torch.zeros_like(tensors[0]), tensors[0], scale)
+
+
+_WEIGHT = Parameter(float, 1.0, per_model=True)
+_SHARED = {"weight": _WEIGHT, "lambda": Parameter(float, 1.0)}
+_DENSITY = {"density": Parameter(float, REQUIRED, per_model=True, mergekit=1.0)}
+_GAMMA = {"gamma": Parameter(float, 0.01, per_model=True)}
+_EPSILON = {"epsilon": Parameter(float, 0.07, per_model=True, mergekit=0.15)}
+_RESCALE = {"rescale": Parameter(bool, True)}
+
+
+def _normalize(default: bool, mergekit: bool | None = None) -> dict[str, Parameter]:
+    return {"normalize": Parameter(bool, default, mergekit=mergekit)}
+
+
+METHODS: dict[str, Method] = {
+    "linear": Method(
+        "weighted mean: a soup", {"weight": _WEIGHT} | _normalize(True), base=False, whole=_linear
+    ),
+    "slerp": Method("along the arc", {"t": Parameter(float)}, takes=(1, 1), whole=_slerp),
+    "task_arithmetic": Method(
+        "base plus task vectors", _SHARED | _normalize(False), thin=lambda d, i, p, c: d
+    ),
+    "ties": Method(
+        "trim, elect signs, mean of what agrees",
+        _SHARED | _normalize(True) | {"density": Parameter(float, 0.2, True, mergekit=1.0)},
+        thin=_trim,
+        elect=True,
+        trims=True,
+    ),
+    "dare_linear": Method(
+        "drop at random, rescale, add",
+        _SHARED | _normalize(False) | _DENSITY | _RESCALE,
+        thin=_drop,
+    ),
+    "dare_ties": Method(
+        "drop at random, rescale, elect signs",
+        _SHARED | _normalize(True, mergekit=False) | _DENSITY | _RESCALE,
+        thin=_drop,
+        elect=True,
+    ),
+    "breadcrumbs": Method(
+        "without the smallest and the outliers",
+        _SHARED | _normalize(False) | _DENSITY | _GAMMA,
+        thin=_crumbs,
+    ),
+    "breadcrumbs_ties": Method(
+        "the same, with elected signs",
+        _SHARED | _normalize(True, mergekit=False) | _DENSITY | _GAMMA,
+        thin=_crumbs,
+        elect=True,
+    ),
+    "model_stock": Method(
+        "mean pulled to the base, by the angle",
+        {"filter_wise": Parameter(bool, False)},
+        takes=(2, None),
+        whole=_stock,
+    ),
+    "della": Method(
+        "drop by rank, rescale, elect signs",
+        _SHARED | _normalize(True) | _DENSITY | _EPSILON | _RESCALE,
+        thin=_magprune,
+        elect=True,
+    ),
+    "della_linear": Method(
+        "drop by rank, rescale, add",
+        _SHARED | _normalize(False) | _DENSITY | _EPSILON | _RESCALE,
+        thin=_magprune,
+    ),
+    "passthrough": Method(
+        "layers as they are, stacked anew",
+        {"scale": Parameter(float, None, per_model=True)},
+        takes=(1, 1),
+        base=False,
+        whole=_passthrough,
+    ),
+}
+
+
+def method(name: str) -> Method:
+    if not isinstance(name, str) or name not in METHODS:
+        raise ValueError(f"merge method {name!r} is unknown{suggest(name, METHODS)}")
+    return METHODS[name]
+
+
+def suggest(word: Any, known: Sequence[str] | Mapping[str, Any]) -> str:
+    """`: did you mean ...?`, or what there is."""
+    near = difflib.get_close_matches(str(word), list(known), n=1)
+    return f": did you mean {near[0]!r}?" if near else f": expected one of {', '.join(known)}"
+
+
+def settings(name: str, given: Settings, models: int, conventions: Conventions) -> dict[str, Any]:
+    """Every parameter of a method, filled up and checked; those per model as lists.
+
+    given: a parameter per model is a list of one a model, or one number for all.
+    Raises: ValueError naming the parameter, what came and what was expected.
+    """
+    parameters = method(name).parameters
+    for word in given:
+        if word not in parameters:
+            raise ValueError(f"{name} has no parameter {word!r}{suggest(word, parameters)}")
+    full = {}
+    for word, parameter in parameters.items():
+        value = given.get(word)
+        value = parameter.fallback(conventions) if value is None else value
+        if not parameter.per_model:
+            full[word] = _checked(name, word, parameter, value)
+            continue
+        values = list(value) if isinstance(value, (list, tuple)) else [value] * models
+        if len(values) != models:
+            raise ValueError(f"{name} got {len(values)} of {word!r} for {models} models: one each")
+        fallback = parameter.fallback(conventions)
+        full[word] = [
+            _checked(name, word, parameter, fallback if each is None else each) for each in values
+        ]
+    return full
+
+
+def _checked(name: str, word: str, parameter: Parameter, value: Any) -> Any:
+    if value is REQUIRED:
+        raise ValueError(f"{name} needs {word!r}, and none is given for this tensor")
+    if value is None:
+        return None
+    if parameter.kind is bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}: {word} is {value!r}, expected true or false")
+        return value
+    try:
+        number = float("nan") if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not abs(number) < float("inf"):
+        raise ValueError(f"{name}: {word} is {value!r}, expected a number")
+    if word in ("density", "gamma", "t") and not 0 <= number <= 1:
+        raise ValueError(f"{name}: {word} is {value!r}, expected a number between 0 and 1")
+    return number

@@ -1,0 +1,167 @@
+"""From models to the merged model, tensor by tensor: `merge_states` in memory, `merged` in general.
+
+A Piece says from which tensors of which models one tensor of the result is made, and with which
+settings. Models are read by name, so they may be dicts in memory or folders on disk; no more than
+one tensor of each is held at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .conventions import Conventions, conventions
+from .methods import Context, Method, generator, method, settings
+from .select import Magnitudes
+from .soups import State
+from .tensors import same_tensors
+from .ties import elect_signs, majority
+
+Place = tuple[int, str]  # a model's index, and its name for the tensor
+Read = Callable[[int, str], Tensor]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor of the result. settings: as `methods.settings` fills them up."""
+
+    name: str
+    sources: tuple[Place, ...]
+    base: Place | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def read(self, read: Read) -> tuple[Tensor | None, list[Tensor]]:
+        """The base's tensor and the others'. Raises: as `same_tensors`."""
+        places = self.sources if self.base is None else (self.base, *self.sources)
+        tensors = [read(*place) for place in places]
+        same_tensors(self.name, tensors, len(places))
+        return (None, tensors) if self.base is None else (tensors[0], tensors[1:])
+
+
+def merge_states(
+    name: str,
+    states: Sequence[State],
+    base: State | None = None,
+    *,
+    convention: str | Mapping[str, str] | Conventions | None = None,
+    seed: int = 0,
+    progress: bool = False,
+    **parameters: Any,
+) -> dict[str, Tensor]:
+    """Merge state dicts: `merge_states("ties", [a, b, c], base, density=.2, scale=.7)`.
+
+    states:     the fine-tunes, without the base; for SLERP the one other end.
+    parameters: of the method, one number or one a model; `scale` stands for `lambda`.
+    Returns a new state; the tensors that a method leaves alone are the models' own.
+    Raises: ValueError for unknown methods and parameters; KeyError, ShapeError, TensorMismatch
+            with the tensor's name where models don't fit together.
+    """
+    chosen, how = conventions(convention), method(name)
+    if "scale" in parameters and "lambda" in how.parameters:
+        parameters["lambda"] = parameters.pop("scale")
+    check_models(name, len(states), base is not None)
+    models = list(states) if base is None or not how.base else [*states, base]
+    full = settings(name, parameters, len(states), chosen)
+    for i, state in enumerate(models):
+        if strange := set(models[0]) ^ set(state):
+            raise KeyError(
+                f"{min(strange)} is in one of models 0 and {i} only: merge models of one kind"
+            )
+    pieces = [
+        Piece(
+            key,
+            tuple((i, key) for i in range(len(states))),
+            (len(states), key) if how.base else None,
+            full,
+        )
+        for key in models[0]
+    ]
+    read = lambda i, key: models[i][key]  # noqa: E731
+    return dict(merged(how, pieces, read, chosen, seed=seed, progress=progress))
+
+
+def check_models(name: str, models: int, base: bool) -> None:
+    """Require as many models as the method takes, and a base where it needs one."""
+    how = method(name)
+    if how.base and not base:
+        raise ValueError(f"{name} needs a base model: the one the others were fine-tuned from")
+    least, most = how.takes
+    if models < least or (most is not None and models > most):
+        wanted = f"exactly {least}" if least == most else f"at least {least}"
+        beside = " beside the base" if how.base else ""
+        raise ValueError(f"{name} got {models} models{beside}: expected {wanted}")
+
+
+def merged(
+    how: Method,
+    pieces: Sequence[Piece],
+    read: Read,
+    chosen: Conventions,
+    *,
+    seed: int = 0,
+    progress: bool = False,
+) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor of the result, by name, in the order of the pieces.
+
+    The papers' TIES looks at the whole model before it merges a tensor: the trim's thresholds
+    take two rounds over the files, the majority of signs a third. Per tensor, one round does.
+    """
+    from tqdm.auto import tqdm
+
+    thresholds = zero_sign = None
+
+    def rounds(label: str) -> Iterator[Piece]:
+        return tqdm(pieces, desc=label, unit="tensor", leave=False, disable=not progress)
+
+    def context(piece: Piece) -> Context:
+        return Context(
+            chosen,
+            lambda i: generator(seed, piece.name, i),
+            thresholds,
+            chosen.zero_sign if zero_sign is None else zero_sign,
+        )
+
+    if how.trims and chosen.trim_scope == "model":
+        thresholds = _thresholds(how, pieces, read, rounds)
+    if how.elect and chosen.zero_sign == "majority":
+        total = 0
+        for piece in rounds("counting signs"):
+            base, tuned = piece.read(read)
+            if base.is_floating_point():
+                deltas = how.deltas(base, tuned, piece.settings, context(piece))
+                signs = elect_signs(deltas, piece.settings["weight"], zero_sign=0)
+                total += int(signs.sum(dtype=torch.float64))
+        zero_sign = majority(total)
+    for piece in rounds("merging"):
+        base, tuned = piece.read(read)
+        first = tuned[0] if base is None else base
+        whole = not first.is_floating_point()
+        yield piece.name, first if whole else how.merge(base, tuned, piece.settings, context(piece))
+
+
+def _thresholds(how: Method, pieces: Sequence[Piece], read: Read, rounds) -> list[float]:
+    """For each model the magnitude of its task vector's floor(density * n)-th largest entry."""
+    models = range(len(pieces[0].sources))
+    counters = [Magnitudes() for _ in models]
+    keep = [0.0 for _ in models]
+
+    def each(label: str, see: str) -> None:
+        for piece in rounds(label):
+            base, tuned = piece.read(read)
+            if not base.is_floating_point():
+                continue
+            for i, tensor in enumerate(tuned):
+                delta = tensor.float() - base.float()
+                getattr(counters[i], see)(delta)
+                if see == "count":
+                    keep[i] += piece.settings["density"][i] * delta.numel()
+
+    each("counting magnitudes", "count")
+    for counter, wanted in zip(counters, keep, strict=True):
+        counter.narrow(min(counter.total, max(1, int(wanted))))
+    each("finding thresholds", "refine")
+    return [counter.kth() for counter in counters]

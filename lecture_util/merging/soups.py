@@ -1,0 +1,86 @@
+"""Model soups: the mean of several fine-tunes of one model.
+
+Weights that were fine-tuned from the same start lie in one basin of the loss, so their mean is a
+model too, often a better one than each, and costs at inference what one costs.
+Source: Wortsman et al. 2022, arXiv:2203.05482.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .tensors import cast_back, map_states, wide
+
+State = Mapping[str, Tensor]
+
+
+def soup(
+    tensors: Sequence[Tensor], weights: Sequence[float] | None = None, *, normalize: bool = True
+) -> Tensor:
+    """sum w_i x_i, divided by sum w_i if `normalize`; all weights 1 is the uniform soup.
+
+    Normalised, only the ratios of the weights count: (.1, 1.0) of one model twice is that model;
+    without it, 1.1 times that model.
+    Shapes: all alike -> the same; dtype of the first, sums in fp32 or wider.
+    Raises: ValueError if the weights are not one a tensor, or sum to nothing.
+    """
+    weights = [1.0] * len(tensors) if weights is None else list(weights)
+    if not tensors or len(weights) != len(tensors):
+        raise ValueError(f"{len(weights)} weights for {len(tensors)} tensors: expected one each")
+    mixed = wide(tensors[0]) * weights[0]
+    for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
+        mixed.add_(wide(tensor), alpha=weight)
+    if normalize:
+        if abs(sum(weights)) < 1e-8:
+            raise ValueError(
+                f"the weights {weights} sum to 0, so they can't be normalised: set "
+                "normalize=False, or use task_arithmetic to subtract a model"
+            )
+        mixed.div_(sum(weights))
+    return cast_back(mixed, tensors[0])
+
+
+@dataclass(frozen=True)
+class GreedySoup:
+    """The soup, who is in it, and every score on the way.
+
+    chosen: indices of the states in it, in the order in which they went in.
+    tried:  each (index, score of the soup with it), best single model first.
+    """
+
+    state: dict[str, Tensor]
+    chosen: list[int]
+    tried: list[tuple[int, float]]
+
+    @property
+    def score(self) -> float:
+        return max(score for index, score in self.tried if index in self.chosen)
+
+
+def greedy_soup(
+    states: Sequence[State], score: Callable[[State], float], *, strict: bool = False
+) -> GreedySoup:
+    """Best model first, each next one joins if the soup's score does not fall.
+
+    score:  of a state on held-out data, higher is better; called 2N - 1 times for N states.
+    strict: a tie keeps the candidate out (the authors' code); the paper lets it in.
+    """
+    if not states:
+        raise ValueError("greedy_soup got no states: pass at least one")
+    alone = [score(state) for state in states]
+    order = sorted(range(len(states)), key=lambda i: -alone[i])  # stable: ties in given order
+    chosen, best = [order[0]], alone[order[0]]
+    tried = [(order[0], best)]
+    state = dict(states[order[0]])
+    for index in order[1:]:
+        bowl = [states[i] for i in (*chosen, index)]
+        candidate = map_states(lambda *tensors: soup(tensors), *bowl)
+        reached = score(candidate)
+        tried.append((index, reached))
+        if reached > best or (reached == best and not strict):
+            chosen.append(index)
+            state, best = candidate, reached
+    return GreedySoup(state, chosen, tried)

@@ -1,0 +1,96 @@
+"""Task vectors: what fine-tuning added. They can be added up, taken away, and scaled.
+
+Source: Ilharco et al. 2022, arXiv:2212.04089.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..model.shapes import ShapeError
+from .tensors import cast_back, wide
+
+
+def task_vector(base: Tensor, tuned: Tensor) -> Tensor:
+    """tuned - base, in fp32 or wider: a difference of 16-bit numbers has few digits left."""
+    if base.shape != tuned.shape:
+        raise ShapeError(
+            f"base is {tuple(base.shape)} but tuned is {tuple(tuned.shape)}: a task vector is the "
+            "difference between a model and the one it was fine-tuned from"
+        )
+    return wide(tuned) - wide(base)
+
+
+def combine(
+    deltas: Sequence[Tensor],
+    weights: Sequence[float] | None = None,
+    *,
+    signs: Tensor | None = None,
+    normalize: bool = False,
+) -> Tensor:
+    """sum w_i d_i, where `signs` are given only of the entries w_i d_i that have that sign.
+
+    normalize: divide by the sum of the weights that took part, entry by entry: a mean.
+    Shapes: all alike -> the same.
+    """
+    weights = _weights(deltas, weights)
+    total = torch.zeros_like(deltas[0])
+    divisor: Tensor | float = torch.zeros_like(total) if signs is not None else sum(weights)
+    for delta, weight in zip(deltas, weights, strict=True):
+        if signs is None:
+            total.add_(delta, alpha=weight)
+            continue
+        agrees = (delta * weight).sign_() == signs
+        total.add_(delta * agrees, alpha=weight)
+        divisor.add_(agrees, alpha=weight)
+    if not normalize:
+        return total
+    if signs is None:
+        return total.div_(divisor if abs(divisor) >= 1e-8 else 1.0)
+    return total.div_(divisor.masked_fill_(divisor == 0, 1))
+
+
+def apply(base: Tensor, delta: Tensor, scale: float = 1.0) -> Tensor:
+    """base + scale * delta, cast once to the base's dtype."""
+    return cast_back(wide(base) + (delta if scale == 1 else delta * scale), base)
+
+
+def task_arithmetic(
+    base: Tensor,
+    tuned: Sequence[Tensor],
+    weights: Sequence[float] | None = None,
+    *,
+    scale: float = 1.0,
+    normalize: bool = False,
+) -> Tensor:
+    """base + scale * sum w_i (tuned_i - base): weights 1 add skills, -1 takes one away.
+
+    scale is the paper's lambda. With all weights 1/N and scale 1 it is the uniform soup.
+    Shapes: all alike -> the same; dtype of the base.
+    """
+    deltas = [task_vector(base, each) for each in tuned]
+    return apply(base, combine(deltas, weights, normalize=normalize), scale)
+
+
+def cosines(vectors: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    """Cosine of the angle between each two of N whole-model task vectors. Shapes: -> (N, N).
+
+    Vectors of unrelated tasks are nearly orthogonal, which is why they can be added.
+    """
+    N = len(vectors)
+    dots = torch.zeros(N, N, dtype=torch.float64)
+    for name in vectors[0]:
+        flat = torch.stack([wide(vector[name]).flatten() for vector in vectors]).double()
+        dots += flat @ flat.T
+    lengths = dots.diagonal().sqrt()
+    return dots / (lengths[:, None] * lengths).clamp(min=1e-300)
+
+
+def _weights(deltas: Sequence[Tensor], weights: Sequence[float] | None) -> list[float]:
+    weights = [1.0] * len(deltas) if weights is None else list(weights)
+    if not deltas or len(weights) != len(deltas):
+        raise ValueError(f"{len(weights)} weights for {len(deltas)} task vectors: one each")
+    return weights
