@@ -96,7 +96,8 @@ def combine(adapters: Sequence[Adapter], weights: Sequence[float]) -> Adapter:
                 f"{name} is {' and '.join(map(str, sorted(shapes)))} in these adapters: combine "
                 "adapters of one model"
             )
-        wide = torch.promote_types(torch.float32, parts[0][1].up_Fr.dtype)
+        doubles = any(f.up_Fr.dtype == torch.float64 for _, f in parts)
+        wide = torch.float64 if doubles else torch.float32
         factors[name] = Factors(
             torch.cat([f.down_rD.to(wide) for _, f in parts]),
             torch.cat([w * f.up_Fr.to(wide) for w, f in parts], dim=1),

@@ -22,6 +22,7 @@ from torch import Tensor
 from ..model.checkpoint import WeightsError, read_json, shards_of
 
 HEAD, EMBED = "lm_head.weight", "model.embed_tokens.weight"
+VOCABULARY = (EMBED, HEAD)  # whose rows are tokens
 DERIVED = "rotary_emb.inv_freq"  # follows from the config
 NAMES = {  # safetensors' names of dtypes
     torch.float64: "F64",
@@ -44,7 +45,8 @@ class Folder(Mapping[str, Tensor]):
     """A checkpoint as a mapping from tensor names to tensors, each read when it is asked for.
 
     A tied head is a name of its own here: `folder["lm_head.weight"]` is the embedding if the
-    config ties them, so a tied and an untied model can be merged.
+    config ties them, so a tied and an untied model can be merged. A config that does not say
+    counts as tied if no head is stored.
     Raises: WeightsError for a folder that is missing, incomplete, damaged or quantized.
     """
 
@@ -55,7 +57,7 @@ class Folder(Mapping[str, Tensor]):
         self.config: dict[str, Any] = read_json(self.path / "config.json")
         if not isinstance(self.config, dict):
             raise WeightsError(f"{self.path / 'config.json'} is not an object: fetch it again")
-        if "quantization_config" in self.config:
+        if self.config.get("quantization_config"):
             raise WeightsError(f"{self.path} is quantized: merge the original, quantize after")
         self._stored: dict[str, tuple[str, tuple[int, ...], str]] = {}
         for shard in shards_of(self.path):
@@ -84,7 +86,7 @@ class Folder(Mapping[str, Tensor]):
 
     @cached_property
     def tied(self) -> bool:
-        return bool(self.config.get("tie_word_embeddings", False))
+        return bool(self.config.get("tie_word_embeddings", HEAD not in self._stored))
 
     @property
     def num_layers(self) -> int:
@@ -102,6 +104,9 @@ class Folder(Mapping[str, Tensor]):
                 return file.get_tensor(stored)
         except SafetensorError as error:
             raise WeightsError(f"{name} of {self.path} can't be read ({error})") from error
+
+    def __contains__(self, name: object) -> bool:  # a Mapping's own would read the tensor
+        return name in self._stored
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._stored)
@@ -153,9 +158,12 @@ class FolderWriter:
     """Streams tensors, in the order of `specs`, into the shards of a folder that exists.
 
     shard_bytes: a shard ends before it would grow past this.
+    Raises: ValueError unless that is above 0.
     """
 
     def __init__(self, folder: Path, specs: Sequence[Spec], *, shard_bytes: float = 5e9) -> None:
+        if not shard_bytes > 0:
+            raise ValueError(f"shard_bytes is {shard_bytes}: expected a size above 0")
         self.folder = folder
         self.shards: list[list[Spec]] = [[]]
         size = 0
@@ -176,8 +184,8 @@ class FolderWriter:
                 file.write(_header(specs))
                 for spec in specs:
                     name, tensor = next(tensors)
-                    assert (name, tuple(tensor.shape)) == (spec.name, spec.shape)
-                    flat = tensor.detach().to("cpu", spec.dtype).contiguous().reshape(-1)
+                    assert Spec(name, tuple(tensor.shape), tensor.dtype) == spec
+                    flat = tensor.detach().cpu().contiguous().reshape(-1)
                     file.write(memoryview(flat.view(torch.uint8).numpy()))
                     weight_map[name] = shard
         if several:
@@ -190,7 +198,7 @@ class FolderWriter:
 def copy_beside(source: Path, target: Path) -> None:
     """Tokenizer, chat template and generation settings: what a checkpoint holds beside weights."""
     for pattern in BESIDE:
-        for path in source.glob(pattern):
+        for path in filter(Path.is_file, source.glob(pattern)):
             shutil.copyfile(path, target / path.name)
 
 

@@ -21,7 +21,7 @@ from .soups import soup
 from .sparsify import breadcrumbs, drop, magprune, trim
 from .task_vectors import apply, combine, task_vector
 from .tensors import by_chunks
-from .ties import elect_signs, majority
+from .ties import balance, elect_signs, majority
 
 REQUIRED = object()
 
@@ -93,7 +93,8 @@ class Method:
             return self.whole(base, tuned, p, c)
         deltas, weights = self.deltas(base, tuned, p, c), p["weight"]
         if self.elect and c.zero_sign == "majority":  # of the tensor: looked up before it is cut up
-            c = replace(c, zero_sign=majority(int(elect_signs(deltas, weights, zero_sign=0).sum())))
+            signs = elect_signs(deltas, weights, zero_sign=0)
+            c = replace(c, zero_sign=majority(balance(signs)))
 
         def mix(base: Tensor, *deltas: Tensor) -> Tensor:
             signs = elect_signs(deltas, weights, zero_sign=c.zero_sign) if self.elect else None

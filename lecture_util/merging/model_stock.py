@@ -14,6 +14,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from .task_vectors import task_vector
 from .tensors import cast_back, map_states, wide
 
 
@@ -53,17 +54,17 @@ def model_stock(
     """t * mean(tuned) + (1-t) * base, with t from the angle between the fine-tunes.
 
     per_filter: a t for each row instead of one for the tensor.
-    Shapes: all alike -> the same; dtype of the base. Raises: ValueError for fewer than 2.
+    Shapes: all alike -> the same; dtype of the base.
+    Raises: ValueError for fewer than 2; ShapeError.
     """
     if len(tuned) < 2:
         raise ValueError(f"{len(tuned)} fine-tune: the angle takes at least 2 beside the base")
-    start = wide(base)
-    offsets = [wide(each) - start for each in tuned]
+    offsets = [task_vector(base, each) for each in tuned]
     rows = [x.reshape(1, -1) if x.ndim < 2 or not per_filter else x for x in offsets]
     floor = 1e-6 if bounds == "unbounded" else 0.0
     t = stock_ratio(mean_cosine(rows, floor=floor), len(tuned), bounds=bounds).unsqueeze(-1)
     mean = sum(rows[1:], rows[0]) / len(rows)
-    return cast_back(start + (t.to(mean.dtype) * mean).reshape_as(base), base)
+    return cast_back(wide(base) + (t.to(mean.dtype) * mean).reshape_as(base), base)
 
 
 def periodic_stock(

@@ -7,19 +7,20 @@ one tensor of each is held at a time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .conventions import Conventions, conventions
 from .methods import Context, Method, generator, method, settings
 from .select import Magnitudes
 from .soups import State
+from .task_vectors import task_vector
 from .tensors import same_tensors
-from .ties import elect_signs, majority
+from .ties import balance, elect_signs, majority
 
 Place = tuple[int, str]  # a model's index, and its name for the tensor
 Read = Callable[[int, str], Tensor]
@@ -64,8 +65,10 @@ def merge_states(
     if "scale" in parameters and "lambda" in how.parameters:
         parameters["lambda"] = parameters.pop("scale")
     check_models(name, len(states), base is not None)
-    models = list(states) if base is None or not how.base else [*states, base]
+    models: list[State] = list(states) if base is None or not how.base else [*states, base]
     full = settings(name, parameters, len(states), chosen)
+    if not models[0]:
+        raise ValueError("model 0 holds no tensors: pass state dicts, like model.state_dict()")
     for i, state in enumerate(models):
         if strange := set(models[0]) ^ set(state):
             raise KeyError(
@@ -121,47 +124,58 @@ def merged(
         return Context(
             chosen,
             lambda i: generator(seed, piece.name, i),
-            thresholds,
+            thresholds and [thresholds[model] for model, _ in piece.sources],
             chosen.zero_sign if zero_sign is None else zero_sign,
         )
+
+    # A function for each tensor, so that what it read is gone before the next is read.
+
+    def balance_of(piece: Piece) -> int:
+        base, tuned = piece.read(read)
+        if not base.is_floating_point():
+            return 0
+        deltas = how.deltas(base, tuned, piece.settings, context(piece))
+        return balance(elect_signs(deltas, piece.settings["weight"], zero_sign=0))
+
+    def merged_of(piece: Piece) -> Tensor:
+        base, tuned = piece.read(read)
+        first = tuned[0] if base is None else base
+        whole = not first.is_floating_point()
+        return first if whole else how.merge(base, tuned, piece.settings, context(piece))
 
     if how.trims and chosen.trim_scope == "model":
         thresholds = _thresholds(how, pieces, read, rounds)
     if how.elect and chosen.zero_sign == "majority":
-        total = 0
-        for piece in rounds("counting signs"):
-            base, tuned = piece.read(read)
-            if base.is_floating_point():
-                deltas = how.deltas(base, tuned, piece.settings, context(piece))
-                signs = elect_signs(deltas, piece.settings["weight"], zero_sign=0)
-                total += int(signs.sum(dtype=torch.float64))
-        zero_sign = majority(total)
+        zero_sign = majority(sum(balance_of(piece) for piece in rounds("counting signs")))
     for piece in rounds("merging"):
+        yield piece.name, merged_of(piece)
+
+
+def _thresholds(how: Method, pieces: Sequence[Piece], read: Read, rounds) -> dict[int, float]:
+    """For each model the magnitude of its task vector's floor(density * n)-th largest entry.
+
+    Tensors with density 0 or 1, kept not at all or whole, are none of the n.
+    """
+    counters = {model: Magnitudes() for piece in pieces for model, _ in piece.sources}
+    sizes = {model: Counter() for model in counters}  # entries by density
+
+    def look(piece: Piece, see: str) -> None:
         base, tuned = piece.read(read)
-        first = tuned[0] if base is None else base
-        whole = not first.is_floating_point()
-        yield piece.name, first if whole else how.merge(base, tuned, piece.settings, context(piece))
-
-
-def _thresholds(how: Method, pieces: Sequence[Piece], read: Read, rounds) -> list[float]:
-    """For each model the magnitude of its task vector's floor(density * n)-th largest entry."""
-    models = range(len(pieces[0].sources))
-    counters = [Magnitudes() for _ in models]
-    keep = [0.0 for _ in models]
-
-    def each(label: str, see: str) -> None:
-        for piece in rounds(label):
-            base, tuned = piece.read(read)
-            if not base.is_floating_point():
+        if not base.is_floating_point():
+            return
+        for i, (model, _) in enumerate(piece.sources):
+            density = piece.settings["density"][i]
+            if not 0 < density < 1:
                 continue
-            for i, tensor in enumerate(tuned):
-                delta = tensor.float() - base.float()
-                getattr(counters[i], see)(delta)
-                if see == "count":
-                    keep[i] += piece.settings["density"][i] * delta.numel()
+            getattr(counters[model], see)(task_vector(base, tuned[i]))
+            if see == "count":
+                sizes[model][density] += tuned[i].numel()
 
-    each("counting magnitudes", "count")
-    for counter, wanted in zip(counters, keep, strict=True):
-        counter.narrow(min(counter.total, max(1, int(wanted))))
-    each("finding thresholds", "refine")
-    return [counter.kth() for counter in counters]
+    for piece in rounds("counting magnitudes"):
+        look(piece, "count")
+    for model, counter in counters.items():
+        wanted = int(sum(density * n for density, n in sizes[model].items()))
+        counter.narrow(min(counter.total, max(1, wanted)))
+    for piece in rounds("finding thresholds"):
+        look(piece, "refine")
+    return {model: counter.kth() for model, counter in counters.items()}

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .tensors import wide
+
 
 def least(values: Tensor, k: int) -> Tensor:
     """Mask of the k least entries of the last axis; of equal ones, the first come first.
@@ -16,18 +18,27 @@ def least(values: Tensor, k: int) -> Tensor:
     Shapes: any (n last) -> the same, bool. Exactly k are True in each row.
     """
     n = values.shape[-1] if values.ndim else 1
-    if k <= 0 or k >= n:
+    if k <= 0 or k >= n or not values.numel():
         return torch.full(values.shape, k > 0, dtype=torch.bool, device=values.device)
-    if values.ndim > 1 or values.is_cuda:
-        edge = values.kthvalue(k, dim=-1, keepdim=True).values
-        mask, ties = values < edge, values == edge
-        room = k - mask.sum(-1, keepdim=True)
-        return mask.logical_or_(ties & (ties.cumsum(-1) <= room))
-    edge = np.partition(values.numpy(), k - 1)[k - 1].item()  # three times as fast as kthvalue
-    mask = values < edge
-    room = k - int(mask.sum())
-    mask[(values == edge).nonzero().flatten()[:room]] = True
-    return mask
+    rows = wide(values).detach().cpu().contiguous()
+    rows = rows.reshape(-1, n).numpy()  # NumPy: four times torch's speed
+    edge = np.partition(rows, k - 1, axis=-1)[:, k - 1 : k]
+    mask = rows < edge
+    room = k - np.count_nonzero(mask, axis=-1)
+    ties = np.flatnonzero(rows == edge)
+    row = ties // n
+    turn = np.arange(len(ties)) - np.searchsorted(row, row)  # how many of its row came before
+    mask.reshape(-1)[ties[turn < room[row]]] = True
+    return torch.from_numpy(mask).view(values.shape).to(values.device)
+
+
+def only(mask: Tensor, values: Tensor) -> Tensor:
+    """The values where the mask is True, 0 elsewhere. Shapes: alike -> the same."""
+    if values.is_cuda or values.dtype == torch.bfloat16:  # NumPy knows neither
+        return values * mask
+    kept = torch.empty_like(values)
+    np.multiply(values.detach().numpy(), mask.numpy(), out=kept.numpy())  # torch widens the mask
+    return kept
 
 
 class Magnitudes:
@@ -36,6 +47,7 @@ class Magnitudes:
     A float32's bits, read as a whole number, rise with its magnitude. The first round counts the
     upper 15 bits of each (after the sign), which says in which of 32,768 bins the k-th lies; the
     second counts the lower 16 bits of that bin's members. What is kept is counts, not numbers.
+    Other dtypes are rounded to float32 first.
     """
 
     def __init__(self) -> None:

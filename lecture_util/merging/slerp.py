@@ -10,15 +10,16 @@ import math
 import torch
 from torch import Tensor
 
-from ..model.shapes import ShapeError
-from .tensors import cast_back, wide
+from .tensors import cast_back, one_shape, wide
 
 NEARLY = 0.9995  # mergekit: |cosine| beyond which it goes straight
+NOTHING = 1e-8  # mergekit: length up to which a tensor counts as zero
 TINY = 1e-6  # radians: from here on there is no arc to speak of
 
 
 def lerp(v0: Tensor, v1: Tensor, t: float) -> Tensor:
     """(1-t) v0 + t v1, the straight way. Shapes: alike -> the same; dtype of v0."""
+    one_shape([v0, v1], "v")
     return cast_back(wide(v0) * (1 - t) + wide(v1) * t, v0)
 
 
@@ -47,11 +48,13 @@ def slerp(v0: Tensor, v1: Tensor, t: float, *, nearly: str = "exact") -> Tensor:
             angle to a zero tensor for 90 degrees, as mergekit does.
     Shapes: v0, v1 alike -> the same; dtype of v0, computed in fp32 or wider.
     """
-    if v0.shape != v1.shape:
-        raise ShapeError(f"v0 is {tuple(v0.shape)} but v1 is {tuple(v1.shape)}: expected one shape")
+    if nearly not in ("exact", "lerp"):
+        raise ValueError(f"nearly is {nearly!r}: expected 'exact' or 'lerp'")
+    one_shape([v0, v1], "v")
     a = angle(v0, v1)
     if nearly == "lerp":
-        a = math.pi / 2 if _unit(v0) is None or _unit(v1) is None else a
+        lengths = [torch.linalg.vector_norm(wide(v)) for v in (v0, v1)]
+        a = math.pi / 2 if min(lengths) <= NOTHING else a
         straight = abs(math.cos(a)) > NEARLY
     else:
         straight = min(a, math.pi - a) < TINY
@@ -62,7 +65,10 @@ def slerp(v0: Tensor, v1: Tensor, t: float, *, nearly: str = "exact") -> Tensor:
 
 
 def _unit(vector: Tensor) -> Tensor | None:
-    """The direction, or None if there is none: zero, or so small that its square is."""
+    """The direction, or None if there is none."""
     vector = wide(vector).flatten()
     length = torch.linalg.vector_norm(vector)
-    return None if length < 1e-8 else vector / length
+    if not 1e-15 < length < 1e15 and vector.any():  # its squares leave float32's range
+        vector = vector / vector.abs().max()
+        length = torch.linalg.vector_norm(vector)
+    return None if length == 0 else vector / length

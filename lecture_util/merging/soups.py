@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .tensors import cast_back, map_states, wide
+from .tensors import cast_back, map_states, one_shape, wide
 
 State = Mapping[str, Tensor]
 
@@ -25,11 +25,12 @@ def soup(
     Normalised, only the ratios of the weights count: (.1, 1.0) of one model twice is that model;
     without it, 1.1 times that model.
     Shapes: all alike -> the same; dtype of the first, sums in fp32 or wider.
-    Raises: ValueError if the weights are not one a tensor, or sum to nothing.
+    Raises: ValueError if the weights are not one a tensor, or sum to nothing; ShapeError.
     """
     weights = [1.0] * len(tensors) if weights is None else list(weights)
     if not tensors or len(weights) != len(tensors):
         raise ValueError(f"{len(weights)} weights for {len(tensors)} tensors: expected one each")
+    one_shape(tensors, "tensor ")
     mixed = wide(tensors[0]) * weights[0]
     for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
         mixed.add_(wide(tensor), alpha=weight)

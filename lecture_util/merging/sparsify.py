@@ -9,13 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .select import least
+from .select import least, only
+from .tensors import wide
 
 
 def trim(delta: Tensor, density: float, *, threshold: float | None = None) -> Tensor:
     """The floor(density * n) largest magnitudes, at least one; zero elsewhere (TIES).
 
-    threshold: keep all magnitudes from this on instead (found over a whole model).
+    threshold: keep all magnitudes from this on instead (found over a whole model, in fp32).
     Shapes: any -> the same.
     Source: Yadav et al. 2023, arXiv:2306.01708, section 4 step 1.
     """
@@ -26,9 +27,10 @@ def trim(delta: Tensor, density: float, *, threshold: float | None = None) -> Te
         return torch.zeros_like(delta)
     magnitude = delta.abs()
     if threshold is not None:
-        return delta * (magnitude >= threshold)
+        return only(magnitude.float() >= threshold, delta)
     kept = max(1, int(density * delta.numel()))
-    return delta.masked_fill(least(magnitude.flatten(), delta.numel() - kept).view_as(delta), 0)
+    small = least(magnitude.flatten(), delta.numel() - kept).view_as(delta)
+    return only(small.logical_not_(), delta)
 
 
 def drop(
@@ -71,14 +73,14 @@ def breadcrumbs(
     kept = int(density * n)
     below = max(0, n - kept - int(gamma * n))  # the outliers make room if density needs it
     mask = least(magnitude, below + kept).logical_xor_(least(magnitude, below))
-    return delta * mask.view_as(delta)
+    return only(mask.view_as(delta), delta)
 
 
 def keep_probabilities(delta: Tensor, density: float, epsilon: float) -> Tensor:
     """From density - epsilon for the smallest magnitude of a row to density + epsilon (MagPrune).
 
     Evenly spaced by rank within the last axis; a row of one entry gets `density`. epsilon is half
-    the paper's window. Shapes: any -> the same.
+    the paper's window. Shapes: any -> the same, fp32 or wider.
     Source: Deep et al. 2024, arXiv:2406.11617, section 3.
     """
     _check_share("density", density)
@@ -89,9 +91,11 @@ def keep_probabilities(delta: Tensor, density: float, epsilon: float) -> Tensor:
         )
     n = delta.shape[-1] if delta.ndim else 1
     if n < 2:
-        return torch.full_like(delta, density)
-    rank = delta.abs().argsort(dim=-1, stable=True).argsort(dim=-1)
-    return (density - epsilon) + rank.to(delta.dtype) * (2 * epsilon / (n - 1))
+        return torch.full_like(wide(delta), density)
+    order = delta.abs().argsort(dim=-1, stable=True)
+    result = torch.empty_like(wide(delta))
+    rising = (density - epsilon) + torch.arange(n).to(result) * (2 * epsilon / (n - 1))
+    return result.scatter_(-1, order, rising.expand_as(delta))
 
 
 def magprune(
@@ -102,7 +106,11 @@ def magprune(
     *,
     rescale: str | None = "inverse",
 ) -> Tensor:
-    """Keep each entry with its own probability, by rank; each survivor over its own (DELLA)."""
+    """Keep each entry with its own probability, by rank; each survivor over its own (DELLA).
+
+    Shapes: any -> the same. Source: as `keep_probabilities`.
+    """
+    _check_share("density", density)
     if density >= 1:
         return delta.clone()
     if density <= 0:
@@ -119,10 +127,10 @@ def _draw(delta: Tensor, generator: torch.Generator) -> Tensor:
 def _rescaled(delta: Tensor, kept: Tensor, p: Tensor | float, rescale: str | None) -> Tensor:
     if rescale not in ("inverse", "l1", None):
         raise ValueError(f"rescale is {rescale!r}: expected 'inverse', 'l1' or None")
-    thin = delta * kept
+    thin = only(kept, delta)
     if rescale == "inverse":
         return thin.div_(p)
-    before, after = delta.abs().sum(), thin.abs().sum()
+    before, after = wide(delta).abs().sum(), wide(thin).abs().sum()
     if rescale is None or min(before, after) < 1e-7:  # nothing survived: nothing to scale up
         return thin
     return thin.mul_(before / after)

@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from ..model.shapes import ShapeError
-from .tensors import cast_back, wide
+from .tensors import cast_back, one_shape, wide
 
 
 def task_vector(base: Tensor, tuned: Tensor) -> Tensor:
-    """tuned - base, in fp32 or wider: a difference of 16-bit numbers has few digits left."""
+    """tuned - base, in fp32 or wider: a difference of 16-bit numbers has few digits left.
+
+    Shapes: alike -> the same. Raises: ShapeError.
+    """
     if base.shape != tuned.shape:
         raise ShapeError(
             f"base is {tuple(base.shape)} but tuned is {tuple(tuned.shape)}: a task vector is the "
@@ -34,23 +37,25 @@ def combine(
     """sum w_i d_i, where `signs` are given only of the entries w_i d_i that have that sign.
 
     normalize: divide by the sum of the weights that took part, entry by entry: a mean.
-    Shapes: all alike -> the same.
+    Shapes: all alike -> the same. Raises: ShapeError; ValueError unless there is a weight for each.
     """
     weights = _weights(deltas, weights)
+    one_shape(deltas, "task vector ")
     total = torch.zeros_like(deltas[0])
     divisor: Tensor | float = torch.zeros_like(total) if signs is not None else sum(weights)
     for delta, weight in zip(deltas, weights, strict=True):
-        if signs is None:
-            total.add_(delta, alpha=weight)
-            continue
-        agrees = (delta * weight).sign_() == signs
-        total.add_(delta * agrees, alpha=weight)
-        divisor.add_(agrees, alpha=weight)
+        part = delta * weight  # rounded before it is added, or x - x would leave x's rounding error
+        if signs is not None:
+            part.mul_(signs).relu_()  # how far it goes the elected way
+            divisor.add_(part.sign(), alpha=weight)
+        total.add_(part)
+    if signs is not None:
+        total.mul_(signs)
     if not normalize:
         return total
     if signs is None:
         return total.div_(divisor if abs(divisor) >= 1e-8 else 1.0)
-    return total.div_(divisor.masked_fill_(divisor == 0, 1))
+    return total.div_(divisor.add_(1 - divisor.sign().abs_()))  # by 1 instead of by 0
 
 
 def apply(base: Tensor, delta: Tensor, scale: float = 1.0) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,16 @@ def wide(tensor: Tensor) -> Tensor:
 def cast_back(mixed: Tensor, like: Tensor) -> Tensor:
     """Cast once, to the dtype of `like`."""
     return mixed.to(like.dtype)
+
+
+def one_shape(tensors: Sequence[Tensor], name: str) -> None:
+    """Require tensors of one shape, called `name`0, `name`1 ...: nothing is broadcast here."""
+    for i, tensor in enumerate(tensors):
+        if tensor.shape != tensors[0].shape:
+            raise ShapeError(
+                f"{name}{i} is {tuple(tensor.shape)} but {name}0 is {tuple(tensors[0].shape)}: "
+                "expected one shape"
+            )
 
 
 def by_chunks(function: Callable[..., Tensor], *tensors: Tensor, chunk: int = 1 << 17) -> Tensor:

@@ -26,13 +26,20 @@ def elect_signs(
     """The sign of sum w_i d_i at each entry, +1 or -1.
 
     zero_sign: where the sum is exactly 0: "majority", the sign most entries of the tensor have;
-               "positive"; or a sign given (the majority over a whole model).
+               "positive"; or a sign given (the majority over a whole model; 0 leaves it open).
     Shapes: all alike -> the same.
     """
+    if zero_sign not in ("majority", "positive", -1, 0, 1):
+        raise ValueError(f"zero_sign is {zero_sign!r}: expected 'majority', 'positive', 1 or -1")
     signs = combine(deltas, weights).sign_()
     if isinstance(zero_sign, str):
-        zero_sign = 1 if zero_sign == "positive" else majority(int(signs.sum()))
-    return signs.masked_fill_(signs == 0, zero_sign)
+        zero_sign = 1 if zero_sign == "positive" else majority(balance(signs))
+    return signs.add_(zero_sign / 2).sign_()  # moves the zeros only
+
+
+def balance(signs: Tensor) -> int:
+    """How many more are up than down, counted exactly."""
+    return int((signs > 0).count_nonzero() - (signs < 0).count_nonzero())
 
 
 def majority(sum_of_signs: int) -> int:
@@ -59,7 +66,7 @@ def ties(
     """base + scale * disjoint mean of the trimmed task vectors.
 
     On one flat vector this is the paper's algorithm; on a tensor of a model, its per-tensor
-    variant. `states.merge_states` trims over the whole model.
+    variant. `plan.merge_states` trims over the whole model.
     Shapes: all alike -> the same; dtype of the base.
     """
     trimmed = [trim(task_vector(base, each), density) for each in tuned]

@@ -77,6 +77,8 @@ def new_folder(folder: str | Path) -> Iterator[Path]:
         partial.mkdir(parents=True)
         yield partial
         partial.rename(folder)
+    except WeightsError:  # of what was being read
+        raise
     except (OSError, SafetensorError) as error:
         raise WeightsError(
             f"writing {folder} failed ({error}): free some space there, or name another place "

@@ -92,7 +92,7 @@ def test_each_figure_has_alt_text_sources_a_picture_and_a_line_in_the_index(stil
     assert 80 < len(still.alt) < 500
     assert still.alt.endswith(".")
     assert still.sources
-    assert re.fullmatch(r"0[0-9]|10", still.notebook)
+    assert re.fullmatch(r"0[0-9]|1[01]", still.notebook)
     picture = cli.IMAGES / f"{still.name}.svg"
     assert picture.stat().st_size < 100_000
     content = picture.read_text()

@@ -105,8 +105,8 @@ def test_the_loss_of_answers_is_the_loss_of_all_scored_positions(model, tokenize
 
 
 def test_a_score_is_the_share_of_answers_that_greedy_decoding_writes(model, tokenizer):
-    """Of a half-merged model, which gets some right: generated one by one, without a batch."""
-    some = combine([load_adapter(task) for task in TASKS], [0.45] * 3)
+    """Of the average of three, right now and then: generated one by one, not in a batch."""
+    some = combine([load_adapter(task) for task in TASKS], [1 / 3] * 3)
     merged = fine_tuned(model, some)
     right = []
     for prompt, answer in examples("facts", 8, seed=5):

@@ -18,11 +18,14 @@ def pytest_configure(config: pytest.Config) -> None:
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(HERE) not in path:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), *path]))
-    handle, name = tempfile.mkstemp(prefix="offline-", suffix=".log")
-    os.close(handle)
-    config.stash[LOG] = Path(name)
-    # A run inside a run keeps a log of its own, and its exit status tells the outer one.
-    os.environ["LECTURE_OFFLINE_LOG"] = name
+    if _is_worker(config):  # of pytest-xdist: the run that started it reads the log
+        config.stash[LOG] = Path(os.environ["LECTURE_OFFLINE_LOG"])
+    else:
+        handle, name = tempfile.mkstemp(prefix="offline-", suffix=".log")
+        os.close(handle)
+        config.stash[LOG] = Path(name)
+        # A run inside a run keeps a log of its own, and its exit status tells the outer one.
+        os.environ["LECTURE_OFFLINE_LOG"] = name
     exec(compile((HERE / "sitecustomize.py").read_text(), "sitecustomize.py", "exec"), {})
 
 
@@ -40,4 +43,9 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    config.stash[LOG].unlink(missing_ok=True)
+    if not _is_worker(config):
+        config.stash[LOG].unlink(missing_ok=True)
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")

@@ -33,6 +33,15 @@ serving_runs         schedulers, load, the token budget; recorded            not
 paging               rented rows, pages and tables, a context in parts       notebook 10
 page_sharing         shared pages, copy-on-write, names of pages             notebook 10
 paging_runs          where the memory is, other engines; recorded            notebook 10
+merging_papers       soups and TIES as published                             notebook 11
+merging_geometry     SLERP's arc, task vectors, Model Stock's ratio          notebook 11
+merging_steps        TIES step by step, what DARE keeps                      notebook 11
+merging_thinning     which entries breadcrumbs, DARE, TIES and DELLA keep    notebook 11
+merging_models       Goliath's layers, the price of N fine-tunes             notebook 11
+merging_runs         scales, densities; recorded                             notebook 11
+merging_landscape    a line and a plane between models, soups; recorded      notebook 11
+merging_tables       every merge on every task, the thin shell; recorded     notebook 11
+merging_costs        memory and time, stacked layers; recorded               notebook 11
 records              registering what waits for a recorded run
 cli                  `make figures`: draw all, or check that none is out of date
 """
@@ -46,6 +55,15 @@ from lecture_util.classroom.figures import (  # noqa: F401  register
     kv_layers,
     kv_reduction,
     llm_int8,
+    merging_costs,
+    merging_geometry,
+    merging_landscape,
+    merging_models,
+    merging_papers,
+    merging_runs,
+    merging_steps,
+    merging_tables,
+    merging_thinning,
     mla_tables,
     number_formats,
     page_sharing,

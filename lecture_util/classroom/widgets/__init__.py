@@ -41,6 +41,12 @@ page_story    a block allocator played with by hand, and undo
 page_svg      block tables and physical pages, drawn
 block_tables  block_table_explorer (notebook 10)
 waste         waste_explorer (notebook 10)
+arcs          two vectors in the plane, the arc and the chord between them
+slerping      slerp_against_lerp (notebook 11)
+ties_work     TIES on three small vectors, computed; ties_svg, the same drawn
+ties_steps    ties_step_by_step (notebook 11)
+merges        merges of small models, made at once, scored and remembered
+densities     density_sliders (notebook 11); density_picture, its bars and curve
 race          with and without a cache, side by side (notebooks 01 and 03)
 """
 
@@ -49,6 +55,7 @@ from lecture_util.classroom.widgets.block_tables import (
     block_table_explorer,
 )
 from lecture_util.classroom.widgets.calculator import CacheCalculator, cache_calculator
+from lecture_util.classroom.widgets.densities import DensitySliders, density_sliders
 from lecture_util.classroom.widgets.engine_steps import EngineStepper, engine_stepper
 from lecture_util.classroom.widgets.explore import Explorer, explore
 from lecture_util.classroom.widgets.importance import ImportanceMap, Pick, importance_map
@@ -64,7 +71,9 @@ from lecture_util.classroom.widgets.race import Race, race
 from lecture_util.classroom.widgets.ribbon import TokenRibbon, token_ribbon
 from lecture_util.classroom.widgets.roofline import RooflineExplorer, roofline_explorer
 from lecture_util.classroom.widgets.schedule import ScheduleExplorer, schedule_explorer
+from lecture_util.classroom.widgets.slerping import SlerpExplorer, slerp_against_lerp
 from lecture_util.classroom.widgets.speedups import speedup_explorer
+from lecture_util.classroom.widgets.ties_steps import TiesStepper, ties_step_by_step
 from lecture_util.classroom.widgets.two_symbols import two_symbol_explorer
 from lecture_util.classroom.widgets.unfolding import TreeUnfolding, tree_unfolding
 from lecture_util.classroom.widgets.viewer import mask_viewer
@@ -73,6 +82,7 @@ from lecture_util.classroom.widgets.waste import WasteExplorer, waste_explorer
 __all__ = [
     "BlockTableExplorer",
     "CacheCalculator",
+    "DensitySliders",
     "EngineStepper",
     "Explorer",
     "ImportanceMap",
@@ -81,12 +91,15 @@ __all__ = [
     "Race",
     "RooflineExplorer",
     "ScheduleExplorer",
+    "SlerpExplorer",
+    "TiesStepper",
     "TokenRibbon",
     "TreeUnfolding",
     "WasteExplorer",
     "WeightInspector",
     "block_table_explorer",
     "cache_calculator",
+    "density_sliders",
     "engine_stepper",
     "explore",
     "importance_map",
@@ -98,7 +111,9 @@ __all__ = [
     "race",
     "roofline_explorer",
     "schedule_explorer",
+    "slerp_against_lerp",
     "speedup_explorer",
+    "ties_step_by_step",
     "token_ribbon",
     "tree_unfolding",
     "two_symbol_explorer",
