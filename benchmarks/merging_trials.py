@@ -134,7 +134,7 @@ class _Trial:
 
     def __init__(self, seed: int, small: bool) -> None:
         self.seed, self.steps = seed, {"steps": 3} if small else {}
-        self.small = small
+        self.small, self.B = small, 16 if small else 512
         self.model = tiny.tiny_base(seed, **self.steps)
         self.base = tiny.state(self.model)
         self.tuned = [self.tune(task, seed=i) for i, task in enumerate(TASKS)]
@@ -148,7 +148,7 @@ class _Trial:
         return tiny.with_state(self.model, state)
 
     def scores(self, model: tiny.Model) -> list[tiny.Score]:
-        return [tiny.evaluate(model, name, B=16 if self.small else 512) for name in TASKS]
+        return [tiny.evaluate(model, name, B=self.B) for name in TASKS]
 
     def merged(self, name: str, parameters: Mapping[str, float]) -> list[tiny.Score]:
         """Scores of a merge, of random methods the mean over draws."""
@@ -174,10 +174,12 @@ class _Trial:
         rates = (1e-3, 2e-3, 4e-3) * 2
         models = [self.tune(few, seed=i, lr=lr, steps=80) for i, lr in enumerate(rates)]
         states = [tiny.state(model) for model in models]
-        greedy = greedy_soup(states, lambda s: -tiny.evaluate(self.of(s), FEW, B=256, seed=5).loss)
+        greedy = greedy_soup(
+            states, lambda s: -tiny.evaluate(self.of(s), FEW, B=self.B // 2, seed=5).loss
+        )
 
         def losses(model: tiny.Model) -> list[float]:
-            return [tiny.evaluate(model, FEW, T=T).loss for T in LENGTHS]
+            return [tiny.evaluate(model, FEW, T=T, B=self.B).loss for T in LENGTHS]
 
         return {
             "singles": [losses(model) for model in models],
@@ -188,7 +190,7 @@ class _Trial:
         }
 
     def loss(self, state: State, names: Sequence[str] = TASKS) -> float:
-        return tiny.mean_score(self.of(state), names).loss
+        return tiny.mean_score(self.of(state), names, B=self.B).loss
 
     def lines(self) -> dict:
         """Between two fine-tunes on all tasks: of one base, and of two bases."""
@@ -255,7 +257,7 @@ def _shell(shells: Mapping) -> dict:
 @torch.no_grad()
 def real(small: bool = False) -> dict:
     """The reference model and its three adapters; and its own layers, stacked anew."""
-    count = 2 if small else 128
+    count = 2 if small else 64
     model = weights.load("smollm2-135m", device="cpu")
     tokenizer = weights.load_tokenizer("smollm2-135m")
     adapters = [load_adapter(name) for name in REAL_TASKS]

@@ -75,18 +75,9 @@ halfway = predict(
 # quite know when to use which.
 
 # %%
-from lecture_util.merging.tiny_tasks import (
-    PRACTISED,
-    ensemble,
-    evaluate,
-    few_examples,
-    fine_tune,
-    mean_score,
-    state,
-    task_batch,
-    tiny_base,
-    with_state,  # fmt: skip
-)
+from lecture_util.merging.tiny_tasks import (PRACTISED, ensemble, evaluate, few_examples, fine_tune,
+                                             mean_score, state, task_batch, tiny_base,
+                                             with_state)  # fmt: skip
 
 for name in PRACTISED:
     tokens_BT, answers_BT = task_batch(name, 1, 8, torch.Generator().manual_seed(4))

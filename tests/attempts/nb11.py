@@ -454,7 +454,7 @@ ATTEMPTS = [
         N * c / (1 + (N - 1) * c) if c > 0 else 1)), "below c = 0 yours takes the mean"),
     ("11.5", "divides by 0", _stocks(clamp=lambda c: c, cos=lambda d: _cos(d, of=_bare),
                                      t_of=lambda c, N: max(0, N * c / (1 + (N - 1) * c))),
-     "ZeroDivisionError"),
+     "opposite ways, c = -1: your function raised ZeroDivisionError"),
     ("11.5", "0 by 0", _stocks(cos=lambda d: _cos(d, of=_bare), clamp=lambda c: 0 if c < 0 else c),
      "no fine-tune changed gives NaN"),
     ("11.5", "guard too large", _stocks(cos=_guarded(1e-8)), "must be far smaller"),

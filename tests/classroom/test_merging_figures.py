@@ -135,6 +135,7 @@ def test_steps_of_ties_are_those_of_a_calculation_by_hand():
     assert steps.merged.tolist() == pytest.approx(ties_by_hand(merging_steps.DELTAS, 3))
     assert [int((row != 0).sum()) for row in steps.trimmed] == [3, 3, 3]
     assert steps.signs.tolist() == [1, -1, 1, -1, 1, 1]
+    assert sum(delta[1] for delta in merging_steps.DELTAS) > 0  # trimming turns this sign
     assert steps.sums[-1] == 0  # the empty column the words speak of
     assert (steps.signs != steps.plain.sign()).any()  # else the picture shows nothing
     alt, drawn = alt_and_drawn("ties-steps")

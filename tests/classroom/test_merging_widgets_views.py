@@ -442,6 +442,7 @@ def test_a_sweep_tries_densities_or_scales():
     explorer = density_sliders(STATES, BASE, far, method="dare_linear")
     explorer.sweep()
     assert len(explorer.bench.curve(explorer.shown.setting, "density")) == 9
+    assert "9 tried so far" in words(explorer)
     explorer.controls["method"].value = "task_arithmetic"
     explorer.sweep()
     scales = [p.setting.scale for p in explorer.bench.curve(explorer.shown.setting, "scale")]
@@ -466,11 +467,15 @@ def test_a_refused_setting_is_told_and_the_next_one_works():
 
 def test_the_drop_rate_stands_beside_the_density_where_entries_are_dropped():
     explorer = density_sliders(STATES, BASE, far, method="dare_linear", density=0.1)
-    assert "density 0.1, a drop rate of 0.9" in words(explorer)
-    assert "0.4 × the sum" in words(explorer)
+    assert "density 0.1, drop rate 0.9" in words(explorer)
+    assert "0.4 × sum" in words(explorer)
     explorer.controls["method"].value = "ties"
     assert "drop rate" not in words(explorer)
-    assert "0.4 × the mean of what agrees" in words(explorer)
+    assert "0.4 × mean" in words(explorer)
+    explorer.controls["method"].value = "dare_ties"
+    assert "0.4 × mean" in words(explorer)
+    explorer.controls["convention"].value = "mergekit"  # which does not divide there
+    assert "0.4 × sum" in words(explorer)
 
 
 def test_conventions_change_the_merge():

@@ -222,6 +222,8 @@ def test_the_majority_is_the_whole_tensors_not_a_chunks(monkeypatch):
     monkeypatch.setattr(methods, "by_chunks", functools.partial(by_chunks, chunk=1))
     p = filled("ties", models=2, density=1.0)
     assert METHODS["ties"].merge(base, tuned, p, Context()).tolist() == [-1, -1, -1, -1, -1, 2]
+    up = METHODS["ties"].merge(base, [-each for each in tuned], p, Context())
+    assert up.tolist() == [1, 1, 1, 1, 1, -2]
     theirs = METHODS["ties"].merge(base, tuned, p, Context(zero_sign="positive"))
     assert theirs.tolist() == [1, -1, -1, -1, -1, 2]
 

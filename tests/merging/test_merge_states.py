@@ -361,7 +361,10 @@ def test_16_bit_models_are_merged_wide_and_rounded_once(method, dtype):
 @pytest.mark.parametrize("method", METHODS)
 def test_states_stay_as_they_are_and_whole_numbers_too(method):
     def counted(seed):
-        return model(seed) | {"steps": torch.tensor([3, 4]), "mask": torch.tensor([True, False])}
+        return model(seed) | {
+            "steps": torch.tensor([3, 2**24 + 1]),
+            "mask": torch.tensor([True, False]),
+        }
 
     base, states = counted(0), [counted(i) for i in range(1, count(method) + 1)]
     before = [{k: v.clone() for k, v in s.items()} for s in (base, *states)]
@@ -369,7 +372,7 @@ def test_states_stay_as_they_are_and_whole_numbers_too(method):
     for state, old in zip((base, *states), before, strict=True):
         assert_states_close(state, old, 0, 0)
     assert list(got) == list(base)
-    assert got["steps"].dtype == torch.int64 and got["steps"].tolist() == [3, 4]
+    assert got["steps"].dtype == torch.int64 and got["steps"].tolist() == [3, 2**24 + 1]
     assert got["mask"].tolist() == [True, False]
     states[-1]["steps"] = torch.tensor([3, 5])
     if len(states) > 1 or METHODS[method].base:

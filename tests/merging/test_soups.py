@@ -207,10 +207,11 @@ def test_a_greedy_soup_of_one_is_that_model_and_of_none_is_refused():
 
 
 def test_whole_numbers_are_not_averaged():
-    states = [{"w": torch.full((2,), x), "steps": torch.tensor([7, 9])} for x in (1.0, 2.0)]
+    steps = [7, 2**24 + 1]  # fp32 would lose the 1
+    states = [{"w": torch.full((2,), x), "steps": torch.tensor(steps)} for x in (1.0, 2.0)]
     mixed = greedy_soup(states, lambda state: 0.0).state
     assert mixed["w"].tolist() == [1.5, 1.5]
-    assert mixed["steps"].dtype == torch.int64 and mixed["steps"].tolist() == [7, 9]
+    assert mixed["steps"].dtype == torch.int64 and mixed["steps"].tolist() == steps
     states[1]["steps"] = torch.tensor([7, 10])
     with pytest.raises(ValueError, match=r"steps holds whole numbers \(torch.int64\) and differs"):
         greedy_soup(states, lambda state: 0.0)

@@ -18,12 +18,12 @@ class Models(list):
     """State dicts; in a message they are counted, not printed."""
 
     def __repr__(self) -> str:
-        return f"{len(self)} models"
+        return f"{len(self)} model{'s' * (len(self) != 1)}"
 
 
 class State(dict):
     def __repr__(self) -> str:
-        return f"a model of {len(self)} tensors"
+        return f"a model of {len(self)} tensor{'s' * (len(self) != 1)}"
 
 
 def copied(answer):
@@ -59,6 +59,14 @@ def untouched(c, answer, args) -> None:
     with contextlib.suppress(Wrong):
         c.call(lambda: answer(*args))
     c.expect(_same(args, before), CHANGED)
+
+
+def called(c, answer, what, *args):
+    """c.call, but what is raised is said to come of `what`, a special case."""
+    try:
+        return c.call(answer, *args)
+    except Wrong as error:
+        raise Wrong(f"{what}: {error}") from error
 
 
 def has_nan(got) -> bool:

@@ -5,10 +5,9 @@ import math
 
 import torch
 
-from lecture_util.classroom.checker import Wrong
 from lecture_util.classroom.exercise import exercise
 
-from .merging_cases import has_nan, telling, untouched
+from .merging_cases import called, has_nan, telling, untouched
 
 
 def _angle(v0, v1):
@@ -112,10 +111,7 @@ def _rounds_up(c):
 def _straight(c, answer, what, v0, v1, wrong, noise=None):
     """Two checks of a pair without an arc."""
     t = c.float(0.2, 0.45)
-    try:
-        got = c.call(answer, v0, v1, t)
-    except Wrong as error:
-        raise Wrong(f"{what}: {error}") from error
+    got = called(c, answer, what, v0, v1, t)
     c.expect(not has_nan(got), f"{what} can make yours NaN, by 0/0 or by the arccos of a little "
              "more than 1. Go straight there")  # fmt: skip
     values = {message: f(v0, v1, t) for message, f in wrong.items()}

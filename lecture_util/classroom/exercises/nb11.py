@@ -14,7 +14,7 @@ from lecture_util.classroom.compare import difference
 from lecture_util.classroom.exercise import exercise
 
 from . import merging_tensors  # noqa: F401, registers 11.2 to 11.4
-from .merging_cases import Models, State, copied, has_nan, telling, untouched
+from .merging_cases import Models, State, called, copied, has_nan, telling, untouched
 
 
 def _mean(states):
@@ -291,26 +291,27 @@ def _(answer, c):
 
     w0, d = torch.tensor([3.0, -2, 5]).double(), torch.tensor([0, 0, 2.0]).double()
     base, tuned = State(wq=w0), Models([State(wq=w0 + d), State(wq=w0 - 2 * d)])
-    got = c.call(given, base, tuned)
+    what = "two fine-tunes that go opposite ways, c = -1"
+    got = called(c, given, what, base, tuned)
     c.expect(not has_nan(got), "fine-tunes that go opposite ways, c = -1, give NaN: the formula "
              "divides by 0 there. Stay at the base")  # fmt: skip
     c.close(
-        got, dict(base), rtol=1e-9, given="two fine-tunes that go opposite ways, c = -1",
+        got, dict(base), rtol=1e-9, given=what,
         wrong={"two fine-tunes that go opposite ways give their mean: stay at the base at c = -1":
                _mean(tuned)},
     )  # fmt: skip
 
     still = State(wq=base["wq"], norm=c.randn(5).double(), wk=2 * w0)
     tuned = Models(State(wq=w0 + x, norm=still["norm"], wk=2 * w0 + x) for x in (d, 2 * d, d))
-    got = c.call(given, still, tuned)
+    what = "a model with a tensor that nobody changed"
+    got = called(c, given, what, still, tuned)
     c.expect(not has_nan(got), "a tensor that no fine-tune changed gives NaN: its offsets have no "
              "direction, and so no cosine. It stays what it is")  # fmt: skip
-    c.close(got, _stock()(still, tuned), rtol=1e-9, given="a model with a tensor that nobody "
-            "changed")  # fmt: skip
+    c.close(got, _stock()(still, tuned), rtol=1e-9, given=what)
 
     zero = State(wq=torch.zeros(4, 6).double())
     near = Models(State(wq=6e-5 * x) for x in _offsets(c, 3, (4, 6), 0.2, 0.8))
-    got = c.call(given, zero, near)
+    got = called(c, given, "fine-tunes close to the base", zero, near)
     want = _stock()(zero, near)
     if isinstance(got, Mapping) and difference(dict(got), want, 1e-4, 1e-12):
         raise Wrong("fine-tunes close to the base get another t: what guards the division by the "

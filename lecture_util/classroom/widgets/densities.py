@@ -28,6 +28,7 @@ from lecture_util.merging.methods import METHODS
 
 DENSITIES = (0.01, 0.02, 0.05, *(i / 20 for i in range(2, 21)))
 SCALES = tuple(i / 20 for i in range(41))
+ABOUT = {"breadcrumbs_ties": "without the smallest and the outliers, elect signs"}
 SWEPT = {"density": (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0), "scale": SCALES[4:33:4]}
 
 
@@ -112,17 +113,22 @@ class DensitySliders(Explorer):
             refusal = f"<b>✗ {marked(str(error), 300)}</b><br>"
         curve = self.bench.curve(setting, over)
         png = self._picture.draw(self.shown, self.past, curve, over)
-        return png, (refusal or _about(setting)) + _table(self.bench, self.shown)
+        tried = f" {len(self.past)} tried so far."
+        return png, (refusal or _about(setting) + tried) + _table(self.bench, self.shown)
 
 
 def _about(setting: Setting) -> str:
-    words = [f"{setting.method.replace('_', ' ')}: {METHODS[setting.method].about}"]
+    """One line; the scale multiplies a sum or a mean, by the method and the convention."""
+    how = METHODS[setting.method]
+    about = ABOUT.get(setting.method, how.about)
+    words = [f"{setting.method.replace('_', ' ')}: {about}"]
     if setting.density is not None:
         kept = f"density {setting.density:g}"
         if setting.seed is not None:
-            kept += f", a drop rate of <b>{1 - setting.density:g}</b>"
+            kept += f", drop rate <b>{1 - setting.density:g}</b>"
         words.append(kept)
-    what = "the mean of what agrees" if METHODS[setting.method].elect else "the sum"
+    mean = how.parameters["normalize"].fallback(NAMED[setting.convention])
+    what = "mean" if mean else "sum"
     return "; ".join([*words, f"{setting.scale:g} × {what}"]) + "."
 
 
