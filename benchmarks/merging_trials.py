@@ -45,6 +45,19 @@ MERGES = (  # name in the table, method, settings
     ("DELLA-linear", "della_linear", {"density": 0.5, "scale": 0.4}),
     ("model stock", "model_stock", {}),
 )
+REAL_MERGES = (  # task vectors that hardly meet: λ near 1 is theirs
+    ("uniform soup", "linear", {}),
+    *(("task arithmetic", "task_arithmetic", {"scale": scale}) for scale in (0.4, 0.6, 0.8, 1.0)),
+    ("TIES", "ties", {"density": 0.2, "scale": 1.0}),
+    ("TIES", "ties", {"density": 0.7, "scale": 1.0}),
+    ("DARE", "dare_linear", {"density": 0.5, "scale": 0.8}),
+    ("DARE", "dare_linear", {"density": 0.1, "scale": 0.8}),
+    ("DARE-TIES", "dare_ties", {"density": 0.5, "scale": 1.0}),
+    ("breadcrumbs", "breadcrumbs", {"density": 0.9, "scale": 0.8}),
+    ("DELLA", "della", {"density": 0.5, "scale": 1.0}),
+    ("DELLA-linear", "della_linear", {"density": 0.5, "scale": 0.8}),
+    ("model stock", "model_stock", {}),
+)
 SCALES = (0.1, 0.25, 0.4, 0.6, 0.8, 1.0)
 DENSITIES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9, 1.0)
 SWEPT = {"ties": 0.8, "dare_linear": 0.4, "dare_ties": 1.0, "breadcrumbs": 0.4, "della": 1.0}
@@ -274,12 +287,7 @@ def real(small: bool = False) -> dict:
 
     rows: list[tuple[str, dict, Callable[[], State]]] = [("base", {}, lambda: base)]
     rows += [(f"fine-tune {name}", {}, lambda i=i: tuned[i]) for i, name in enumerate(REAL_TASKS)]
-    merges = [
-        *(("task arithmetic", "task_arithmetic", {"scale": s}) for s in (0.4, 0.6, 0.8)),
-        ("TIES", "ties", {"density": 0.2, "scale": 1.5}),
-        *(m for m in MERGES if m[0] != "TIES" or m[2]["density"] != 0.2),
-    ]
-    merges = merges[:2] if small else sorted(merges, key=lambda m: (m[1], str(m[2])))
+    merges = REAL_MERGES[:2] if small else REAL_MERGES
     rows += [
         (name, p, lambda how=how, p=p: merge_states(how, tuned, base, **p))
         for name, how, p in merges

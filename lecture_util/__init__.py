@@ -9,9 +9,10 @@ quantization/  formats, scales, LLM.int8(), AWQ, NF4 and int4 as layers        n
 pruning/       importance, smaller checkpoints, distillation                   notebook 07
 speculative/   draft, verify, Medusa, EAGLE: several tokens a forward          notebook 08
 serving/       schedulers, paged memory, the engine: many requests at once     notebooks 09-10
+merging/       one model out of several fine-tunes, without training           notebook 11
 classroom/     exercises, figures, widgets, notebook builds, grading, doctor   all notebooks
 
 A part imports the ground (model, kernels) and roofline, never another part; nothing imports the
 classroom.
-Command line: python -m lecture_util doctor | build | grade | figures | model
+Command line: python -m lecture_util doctor | build | grade | figures | merge | model
 """

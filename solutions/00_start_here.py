@@ -246,7 +246,7 @@ print(
 # | 11 | model merging | combine models without training |
 # | 12 | putting it together | one model, one machine, one table |
 #
-# Notebooks 00 to 10 are here; the others follow in this order.
+# Notebooks 00 to 11 are here; the last one follows.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## What to remember

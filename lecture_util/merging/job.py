@@ -19,7 +19,7 @@ from .methods import method, settings
 from .plan import Piece, Place
 from .recipe import Recipe, Slice, Source
 from .schema import RecipeError
-from .tensors import wide
+from .tensors import all_finite, wide
 from .vocabulary import Alignment, check_same_tokens
 
 
@@ -85,7 +85,7 @@ class Job:
                 self.alignment.forget()
             tensor = self._folder((model, name))[name]
         if (model, name) not in self._seen:
-            if tensor.is_floating_point() and not _finite(tensor):
+            if tensor.is_floating_point() and not all_finite(tensor):
                 raise ValueError(f"{name} of {self.order[model]} holds NaN or infinity")
             self._seen.add((model, name))
         leads = (model, name) in self._leading and self.recipe.dtype is not None
@@ -229,8 +229,3 @@ class Job:
 def _leader(piece: Piece) -> Place:
     """Whose dtype the result has."""
     return piece.base or piece.sources[0]
-
-
-def _finite(tensor: Tensor) -> bool:
-    """In one pass without a mask: NaN comes through both."""
-    return not tensor.numel() or all(bool(edge.isfinite()) for edge in tensor.aminmax())

@@ -23,6 +23,7 @@ from .job import Job
 from .methods import method
 from .plan import merged
 from .recipe import Recipe, read_recipe
+from .tensors import all_finite
 from .vocabulary import add_tokens
 
 
@@ -57,7 +58,7 @@ def _cast(
 ) -> Iterator[tuple[str, Tensor]]:
     for (name, tensor), spec in zip(results, specs, strict=True):
         tensor = tensor.to(spec.dtype)
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        if tensor.is_floating_point() and not all_finite(tensor):
             raise ValueError(
                 f"the merged {name} is too large for {spec.dtype}: look at the recipe's weights, "
                 "or choose bfloat16 or float32 as its dtype"
@@ -88,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = error.args[0] if isinstance(error, KeyError) and error.args else error
         message, status = " ".join(str(message).split()), 1
-    print(f"merge: {message}", file=sys.stderr)  # here, when the progress bar is gone
+    print(f"merge: {message}", file=sys.stderr)
     return status
 
 

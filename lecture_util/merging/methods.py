@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -83,14 +83,18 @@ class Method:
     trims: bool = False
     whole: Callable[[Tensor | None, list[Tensor], Settings, Context], Tensor] | None = None
 
-    def deltas(self, base: Tensor, tuned: list[Tensor], p: Settings, c: Context) -> list[Tensor]:
+    def deltas(
+        self, base: Tensor, tuned: Iterable[Tensor], p: Settings, c: Context
+    ) -> list[Tensor]:
         """The thinned-out task vectors."""
         return [self.thin(task_vector(base, each), i, p, c) for i, each in enumerate(tuned)]
 
-    def merge(self, base: Tensor | None, tuned: list[Tensor], p: Settings, c: Context) -> Tensor:
+    def merge(
+        self, base: Tensor | None, tuned: Iterable[Tensor], p: Settings, c: Context
+    ) -> Tensor:
         """One tensor of the result from that tensor of each model."""
         if self.whole is not None:
-            return self.whole(base, tuned, p, c)
+            return self.whole(base, list(tuned), p, c)
         deltas, weights = self.deltas(base, tuned, p, c), p["weight"]
         if self.elect and c.zero_sign == "majority":  # of the tensor: looked up before it is cut up
             signs = elect_signs(deltas, weights, zero_sign=0)

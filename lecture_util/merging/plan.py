@@ -134,14 +134,15 @@ def merged(
         base, tuned = piece.read(read)
         if not base.is_floating_point():
             return 0
-        deltas = how.deltas(base, tuned, piece.settings, context(piece))
+        deltas = how.deltas(base, _once(tuned), piece.settings, context(piece))
         return balance(elect_signs(deltas, piece.settings["weight"], zero_sign=0))
 
     def merged_of(piece: Piece) -> Tensor:
         base, tuned = piece.read(read)
         first = tuned[0] if base is None else base
-        whole = not first.is_floating_point()
-        return first if whole else how.merge(base, tuned, piece.settings, context(piece))
+        if not first.is_floating_point():
+            return first
+        return how.merge(base, _once(tuned), piece.settings, context(piece))
 
     if how.trims and chosen.trim_scope == "model":
         thresholds = _thresholds(how, pieces, read, rounds)
@@ -149,6 +150,13 @@ def merged(
         zero_sign = majority(sum(balance_of(piece) for piece in rounds("counting signs")))
     for piece in rounds("merging"):
         yield piece.name, merged_of(piece)
+
+
+def _once(tensors: list[Tensor]) -> Iterator[Tensor]:
+    """Each in turn, let go as the next is asked for: a model is held as tensor or as delta."""
+    tensors.reverse()
+    while tensors:
+        yield tensors.pop()
 
 
 def _thresholds(how: Method, pieces: Sequence[Piece], read: Read, rounds) -> dict[int, float]:

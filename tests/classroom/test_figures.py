@@ -145,6 +145,17 @@ def test_every_picture_of_the_lecture_so_far_is_answered():
         "paged-logical",
         "paged-sharing",
         "paged-parallel",
+        "What is model merging? (slides)",
+        "Model soups, CLIP (slides)",
+        "Model soups, BERT and T5 on GLUE (slides)",
+        "Linear (red) vs. spherical (blue) interpolation (slides)",
+        "Task arithmetic (slides)",
+        "TIES (slides)",
+        "DARE (slides)",
+        "Franken-merging, Goliath (slides)",
+        "Model breadcrumbs (slides)",
+        "Model stock (slides)",
+        "DELLA (slides)",
     } <= answered
 
 

@@ -370,6 +370,10 @@ LINEAR = "merge_method: linear\nmodels: [{model: a}, {model: b}]\n"
         ("merge_method: linear\nmodels: [{model: 'odd name/with/slashes'}]", "no model 'odd name"),
         ('merge_method: linear\nmodels: [{model: "nul\\0"}]', "nul"),
         ("merge_method: slerp\nmodels: [{model: a}, {model: b}]", "slerp needs a base model"),
+        (
+            'merge_method: linear\nslices: [{sources: [{model: "x\\ny"}]}]',
+            "layer_range of x y is None",
+        ),
         ("merge_method: linear\nmodels: [{model: a}, {model: gone}]", "gone lacks lm_head.weight"),
         (LINEAR.replace("linear", "ties") + "base_model: broken", "NaN"),
     ],

@@ -16,6 +16,7 @@ from lecture_util.merging.conventions import CHOICES, MERGEKIT, PAPER, Conventio
 from lecture_util.merging.methods import METHODS, Context, generator, method, settings
 from lecture_util.merging.recipe import resolve
 from lecture_util.merging.tensors import (
+    all_finite,
     by_chunks,
     cast_back,
     map_states,
@@ -239,6 +240,18 @@ def test_wide_is_fp32_or_what_is_wider_and_back_is_one_cast():
         assert wide(x) is x
     third = torch.tensor([1 / 3], dtype=torch.float64)
     assert cast_back(third, torch.ones(1).bfloat16()).item() == third.bfloat16().item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (3, 5), (101,)])
+def test_one_number_that_is_none_is_found_anywhere(dtype, shape):
+    x = random(shape, 0, dtype)
+    assert all_finite(x) and all_finite(torch.zeros(0, 3, dtype=dtype))
+    for bad in (math.nan, math.inf, -math.inf):
+        for at in {0, x.numel() // 2, x.numel() - 1}:
+            spoilt = x.clone()
+            spoilt.view(-1)[at] = bad
+            assert not all_finite(spoilt)
 
 
 def test_states_are_merged_name_by_name_and_whole_numbers_stay():

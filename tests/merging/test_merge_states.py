@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from lecture_util.merging.conventions import PAPER
 from lecture_util.merging.methods import METHODS, generator
-from lecture_util.merging.plan import check_models, merge_states
+from lecture_util.merging.methods import settings as fill
+from lecture_util.merging.plan import Piece, check_models, merge_states, merged
 from lecture_util.model.shapes import ShapeError, TensorMismatch
 
 SHAPES = {
@@ -46,7 +47,8 @@ def count(name):
 def assert_states_close(got, want, rtol=1e-11, atol=1e-12):
     assert list(got) == list(want)
     for name in want:
-        torch.testing.assert_close(got[name], want[name], rtol=rtol, atol=atol, msg=name)
+        said = f"{name}: {{}}".format
+        torch.testing.assert_close(got[name], want[name], rtol=rtol, atol=atol, msg=said)
 
 
 # The papers', and the tool's, in plain NumPy
@@ -232,6 +234,40 @@ def test_by_the_tensor_every_tensor_keeps_its_share():
     assert count(density=0.5, convention="mergekit") == {"small": 5, "large": 5}
 
 
+def test_tensors_of_several_densities_share_one_threshold():
+    """Five of the first and two of the second are seven of both; what is kept whole or not at all
+    takes no part."""
+    sizes = {"half": (10, 0.5), "fifth": (10, 0.2), "all": (5, 1.0), "none": (7, 0.0)}
+    base = {name: torch.zeros(n) for name, (n, _) in sizes.items()}
+    tuned = {
+        "half": torch.arange(1.0, 11),
+        "fifth": 0.5 + torch.arange(1.0, 11),
+        "all": torch.full((5,), 0.1),
+        "none": torch.full((7,), 99.0),
+    }
+    pieces = [
+        Piece(name, ((0, name),), (1, name), fill("ties", {"density": density}, 1, PAPER))
+        for name, (_, density) in sizes.items()
+    ]
+    models = [tuned, base]
+    got = dict(merged(METHODS["ties"], pieces, lambda i, name: models[i][name], PAPER))
+    assert got["half"].tolist() == [0] * 7 + [8, 9, 10]
+    assert got["fifth"].tolist() == [0] * 6 + [7.5, 8.5, 9.5, 10.5]
+    assert torch.equal(got["all"], tuned["all"]) and not got["none"].any()
+
+
+def test_slerps_convention_reaches_it():
+    base = {"w": torch.tensor([1.0, 0.0], dtype=torch.float64)}
+    one_degree = math.radians(1)
+    tuned = {"w": torch.tensor([math.cos(one_degree), math.sin(one_degree)], dtype=torch.float64)}
+    lengths = {
+        rule: merge_states("slerp", [tuned], base, t=0.5, convention=rule)["w"].norm().item()
+        for rule in ("paper", "mergekit")
+    }
+    assert lengths["paper"] == pytest.approx(1, abs=1e-12)  # on the arc, not on the chord
+    assert lengths["mergekit"] == pytest.approx(math.cos(one_degree / 2), abs=1e-12)
+
+
 def test_each_model_is_trimmed_to_its_own_density():
     base = {"w": torch.zeros(10)}
     up, down = {"w": torch.arange(1.0, 11)}, {"w": -100 * torch.arange(1.0, 11)}
@@ -361,10 +397,8 @@ def test_16_bit_models_are_merged_wide_and_rounded_once(method, dtype):
 @pytest.mark.parametrize("method", METHODS)
 def test_states_stay_as_they_are_and_whole_numbers_too(method):
     def counted(seed):
-        return model(seed) | {
-            "steps": torch.tensor([3, 2**24 + 1]),
-            "mask": torch.tensor([True, False]),
-        }
+        steps, mask = torch.tensor([3, 2**24 + 1, *[0] * 40]), torch.tensor([True, False])
+        return model(seed) | {"steps": steps, "mask": mask}
 
     base, states = counted(0), [counted(i) for i in range(1, count(method) + 1)]
     before = [{k: v.clone() for k, v in s.items()} for s in (base, *states)]
@@ -372,9 +406,12 @@ def test_states_stay_as_they_are_and_whole_numbers_too(method):
     for state, old in zip((base, *states), before, strict=True):
         assert_states_close(state, old, 0, 0)
     assert list(got) == list(base)
-    assert got["steps"].dtype == torch.int64 and got["steps"].tolist() == [3, 2**24 + 1]
+    assert got["steps"].dtype == torch.int64 and torch.equal(got["steps"], base["steps"])
     assert got["mask"].tolist() == [True, False]
-    states[-1]["steps"] = torch.tensor([3, 5])
+    plain = [{k: s[k] for k in SHAPES} for s in (base, *states)]  # and count in no ranking
+    alone = merge_states(method, plain[1:], plain[0], **needs(method))
+    assert_states_close({k: got[k] for k in SHAPES}, alone, 0, 0)
+    states[-1]["steps"] = states[-1]["steps"] + 1
     if len(states) > 1 or METHODS[method].base:
         with pytest.raises(ValueError, match=r"steps holds whole numbers .* make them agree first"):
             merge_states(method, states, base, **needs(method))

@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from lecture_util.merging.checkpoint import FolderWriter, Spec
+from lecture_util.model.config import Config
+from lecture_util.model.transformer import Transformer
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "merging.py"
 STAND_IN = """#!{python} -SE
 import pathlib, shutil, struct, sys
@@ -127,8 +131,6 @@ def test_banded_copies_have_a_gap_at_every_cut(bench):
 
 
 def test_ties_at_the_edge_are_told_from_other_entries(bench, tmp_path):
-    from lecture_util.merging.checkpoint import FolderWriter, Spec
-
     start = torch.zeros(10)
     change = torch.tensor([9.0, -8, 7, 6, 5, -5, 4, 3, 2, 1]) / 8
     for name in ("base", "m0", "m1", "m2"):
@@ -147,9 +149,6 @@ def test_ties_at_the_edge_are_told_from_other_entries(bench, tmp_path):
 
 
 def test_layers_are_stacked_anew_without_copying(bench):
-    from lecture_util.model.config import Config
-    from lecture_util.model.transformer import Transformer
-
     from merging_trials import stacked  # the script has put its folder on the path
 
     model = Transformer.random(Config(D=16, F=24, K=2, G=1, H=8, L=3, V=32, max_context=16))

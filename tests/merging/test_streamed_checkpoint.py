@@ -289,11 +289,11 @@ from lecture_util.merging.merge import merge
 from lecture_util.merging.recipe import parse
 
 root = Path(sys.argv[1])
-tensors = {f"model.layers.{i}.mlp.up_proj.weight": torch.randn(1024, 1024) for i in range(8)}
+tensors = {f"model.layers.{i}.mlp.up_proj.weight": torch.randn(1024, 1024) for i in range(4)}
 (root / "0").mkdir(parents=True)
 save_file(tensors, root / "0" / "model.safetensors")
 del tensors
-config = {"architectures": ["Layers"], "num_hidden_layers": 8, "tie_word_embeddings": True}
+config = {"architectures": ["Layers"], "num_hidden_layers": 4, "tie_word_embeddings": True}
 (root / "0" / "config.json").write_text(json.dumps(config))
 for i in range(1, 6):
     (root / str(i)).mkdir()
@@ -320,7 +320,7 @@ print(json.dumps({m: [peak(m, n) for n in (2, 5)] for m in ("linear", "ties")}))
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="resets a peak: Linux")
 def test_memory_grows_by_a_tensor_a_model_not_by_a_model(tmp_path):
-    """Eight tensors of 4 MiB a model: mapped and own memory, from two models to five.
+    """Four tensors of 4 MiB a model: mapped and own memory, from two models to five.
 
     A mean maps one tensor of each. TIES holds its task vector too.
     """
