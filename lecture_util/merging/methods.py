@@ -5,7 +5,6 @@ Most are one recipe with two choices: thin the task vectors out somehow, and ele
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,28 +15,13 @@ from torch import Tensor
 
 from .conventions import PAPER, Conventions
 from .model_stock import model_stock
+from .parameters import REQUIRED, Parameter, fill, suggest
 from .slerp import slerp
 from .soups import soup
 from .sparsify import breadcrumbs, drop, magprune, trim
 from .task_vectors import apply, combine, task_vector
 from .tensors import by_chunks
 from .ties import balance, elect_signs, majority
-
-REQUIRED = object()
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One setting of a method. per_model: each model has its own. mergekit: the tool's default."""
-
-    kind: type
-    default: Any = REQUIRED
-    per_model: bool = False
-    mergekit: Any = None
-
-    def fallback(self, conventions: Conventions) -> Any:
-        theirs = conventions.defaults == "mergekit" and self.mergekit is not None
-        return self.mergekit if theirs else self.default
 
 
 @dataclass(frozen=True)
@@ -228,54 +212,6 @@ def method(name: str) -> Method:
     return METHODS[name]
 
 
-def suggest(word: Any, known: Sequence[str] | Mapping[str, Any]) -> str:
-    """`: did you mean ...?`, or what there is."""
-    near = difflib.get_close_matches(str(word), list(known), n=1)
-    return f": did you mean {near[0]!r}?" if near else f": expected one of {', '.join(known)}"
-
-
 def settings(name: str, given: Settings, models: int, conventions: Conventions) -> dict[str, Any]:
-    """Every parameter of a method, filled up and checked; those per model as lists.
-
-    given: a parameter per model is a list of one a model, or one number for all.
-    Raises: ValueError naming the parameter, what came and what was expected.
-    """
-    parameters = method(name).parameters
-    for word in given:
-        if word not in parameters:
-            raise ValueError(f"{name} has no parameter {word!r}{suggest(word, parameters)}")
-    full = {}
-    for word, parameter in parameters.items():
-        value = given.get(word)
-        value = parameter.fallback(conventions) if value is None else value
-        if not parameter.per_model:
-            full[word] = _checked(name, word, parameter, value)
-            continue
-        values = list(value) if isinstance(value, (list, tuple)) else [value] * models
-        if len(values) != models:
-            raise ValueError(f"{name} got {len(values)} of {word!r} for {models} models: one each")
-        fallback = parameter.fallback(conventions)
-        full[word] = [
-            _checked(name, word, parameter, fallback if each is None else each) for each in values
-        ]
-    return full
-
-
-def _checked(name: str, word: str, parameter: Parameter, value: Any) -> Any:
-    if value is REQUIRED:
-        raise ValueError(f"{name} needs {word!r}, and none is given for this tensor")
-    if value is None:
-        return None
-    if parameter.kind is bool:
-        if not isinstance(value, bool):
-            raise ValueError(f"{name}: {word} is {value!r}, expected true or false")
-        return value
-    try:
-        number = float("nan") if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if not abs(number) < float("inf"):
-        raise ValueError(f"{name}: {word} is {value!r}, expected a number")
-    if word in ("density", "gamma", "t") and not 0 <= number <= 1:
-        raise ValueError(f"{name}: {word} is {value!r}, expected a number between 0 and 1")
-    return number
+    """Every parameter of a method, filled up and checked: see `parameters.fill`."""
+    return fill(name, method(name).parameters, given, models, conventions)

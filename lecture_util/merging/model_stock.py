@@ -39,13 +39,13 @@ def mean_cosine(offsets: Sequence[Tensor], *, floor: float = 0.0) -> Tensor:
     Shapes: all (..., n) -> (...).
     """
     lengths = [torch.linalg.vector_norm(offset, dim=-1, keepdim=True) for offset in offsets]
-    units = [x / n.masked_fill(n == 0, 1) for x, n in zip(offsets, lengths, strict=True)]
+    lengths = [n.masked_fill(n == 0, 1) for n in lengths]  # a zero vector's products are 0 anyway
     pairs = []
     for i, j in combinations(range(len(offsets)), 2):
-        cosine = (units[i] * units[j]).sum(-1).double()
-        product = lengths[i].squeeze(-1).double() * lengths[j].squeeze(-1)
-        pairs.append(cosine.clamp(-1, 1) * (product / product.clamp(min=floor or 1e-300)))
-    return torch.stack(pairs).mean(0)
+        cosine = (offsets[i] / lengths[i] * offsets[j]).sum(-1, keepdim=True) / lengths[j]
+        product = lengths[i].double() * lengths[j]
+        pairs.append(cosine.clamp(-1, 1) * (product / product.clamp(min=floor)))
+    return torch.cat(pairs, -1).mean(-1)
 
 
 def model_stock(

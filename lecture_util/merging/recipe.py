@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from .conventions import Conventions, conventions
-from .methods import method, suggest
+from .methods import method
+from .parameters import suggest
 from .schema import RecipeError, dtype, entries, mapping, merge_method, place
 from .values import read_value, resolve
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .methods import METHODS, method, suggest
+from .methods import METHODS, method
+from .parameters import suggest
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 KEYS = {

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lecture_util.merging.methods import METHODS, suggest
+from lecture_util.merging.methods import METHODS
+from lecture_util.merging.parameters import suggest
 from lecture_util.merging.plan import merge_states
 
 State = Mapping[str, Tensor]
