@@ -45,17 +45,17 @@ MERGES = (  # name in the table, method, settings
     ("DELLA-linear", "della_linear", {"density": 0.5, "scale": 0.4}),
     ("model stock", "model_stock", {}),
 )
-REAL_MERGES = (  # task vectors that hardly meet: λ near 1 is theirs
+REAL_MERGES = (
     ("uniform soup", "linear", {}),
     *(("task arithmetic", "task_arithmetic", {"scale": scale}) for scale in (0.4, 0.6, 0.8, 1.0)),
     ("TIES", "ties", {"density": 0.2, "scale": 1.0}),
     ("TIES", "ties", {"density": 0.7, "scale": 1.0}),
-    ("DARE", "dare_linear", {"density": 0.5, "scale": 0.8}),
-    ("DARE", "dare_linear", {"density": 0.1, "scale": 0.8}),
+    ("DARE", "dare_linear", {"density": 0.5, "scale": 0.6}),
+    ("DARE", "dare_linear", {"density": 0.1, "scale": 0.6}),
     ("DARE-TIES", "dare_ties", {"density": 0.5, "scale": 1.0}),
-    ("breadcrumbs", "breadcrumbs", {"density": 0.9, "scale": 0.8}),
+    ("breadcrumbs", "breadcrumbs", {"density": 0.9, "scale": 0.6}),
     ("DELLA", "della", {"density": 0.5, "scale": 1.0}),
-    ("DELLA-linear", "della_linear", {"density": 0.5, "scale": 0.8}),
+    ("DELLA-linear", "della_linear", {"density": 0.5, "scale": 0.6}),
     ("model stock", "model_stock", {}),
 )
 SCALES = (0.1, 0.25, 0.4, 0.6, 0.8, 1.0)

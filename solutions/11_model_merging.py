@@ -75,7 +75,7 @@ halfway = predict(
 # The base has practised all four, but only one prompt in twenty said which was asked. It has the skills,
 # and does not quite know when to use which.
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.merging.tiny_tasks import (
     PRACTISED,
     ensemble,
@@ -130,6 +130,9 @@ def along(a, b, steps=8):
 
 
 same, apart = along(runs[0], runs[1]), along(runs[0], stranger)
+assert max(same) < 1.1 * max(same[0], same[-1]) and max(apart) > 6 * max(apart[0], apart[-1])
+
+# %% tags=["nbval-ignore-output", "hide-input"] slideshow={"slide_type": "subslide"}
 _, ax = plt.subplots(figsize=(7, 3.2))
 for losses, color, label in [(same, MEASURED, "one base"), (apart, PREDICTED, "trained apart")]:
     ax.plot([t / 8 for t in range(9)], losses, "-o", color=color, label=label)
@@ -138,7 +141,6 @@ ax.legend()
 claim(ax, "Between fine-tunes of one base lies no bump, between strangers a mountain")
 caption(ax, device="CPU", dtype="fp32", shapes="4 tasks, 128 prompts each", seed=0)
 plt.show()
-assert max(same) < 1.1 * max(same[0], same[-1]) and max(apart) > 6 * max(apart[0], apart[-1])
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 print(f"halfway: {same[4]:.3f} between fine-tunes of one base, {apart[4]:.2f} between strangers")
@@ -177,7 +179,7 @@ for name, model in [("the model", runs[0]), ("its shuffled copy", shuffled),
     print(f"{name:<18} loss {mean_score(model).loss:.3f}")
 assert mean_score(with_state(base, mixed)).loss > 4 * mean_score(shuffled).loss
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # The same function twice, and their mean is broken: it averages neuron 7 of the one with whatever happens
 # to be neuron 7 of the other. Two models trained apart have their neurons in different orders, and much
 # else. Fine-tuning moves weights too little to reorder anything. That is the ground rule of everything
@@ -384,7 +386,7 @@ assert sympy.simplify(middle**2 - sympy.cos(a / 2) ** 2) == 0
 for degrees in (10, 60, 90, 120):
     print(f"   {degrees:>3} degrees: cos(a/2) = {math.cos(math.radians(degrees / 2)):.3f}")
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ![Left, a unit circle with two arrows 120 degrees apart: SLERP's points at t = 0, ¼, ½, ¾, 1 lie on the arc, 30 degrees from each to the next; LERP's lie on the chord below it. Right, length against t: along the arc 1 throughout; along the chord it sinks, halfway, for an angle of 5 degrees 0.999; 60 degrees 0.866; 120 degrees 0.500.](../images/slerp-path.svg)
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
@@ -433,6 +435,8 @@ from lecture_util.model.weights import REFERENCE, load, load_tokenizer
 
 model, tokenizer = load(REFERENCE), load_tokenizer(REFERENCE)
 specialists = {name: fine_tuned(model, load_adapter(name)) for name in TASKS}
+
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 w0, w1 = (specialists[name].blocks[0].out.weight for name in ("facts", "record"))
 slerp_against_lerp(0.5, degrees=120, fine_tunes=math.degrees(angle(w0, w1)))
 
@@ -465,6 +469,8 @@ def some(model):
 
 first, second = some(specialists["facts"]), some(specialists["record"])
 degrees = {name: math.degrees(angle(first[name], second[name])) for name in first}
+
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 name = max(degrees, key=degrees.get)
 curved, straight = (way(first[name], second[name], 0.5) for way in (slerp, lerp))
 difference = ((curved - straight).norm() / curved.norm()).item()
@@ -474,7 +480,7 @@ print(
 assert degrees[name] < 10 and difference < 0.005
 widest.reveal(degrees[name])
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # **Read.** A base's weights are long, and what a fine-tune adds is short. From the origin, where SLERP
 # measures its angle, all fine-tunes of one base lie in nearly the same direction, and the arc *is* the
 # chord. The angle that is large lies between what each *added*. There the mean does lose length, and that
@@ -555,7 +561,7 @@ rows = {"base": show("base", base)}
 rows |= {name: show(f"fine-tuned: {name}", model) for name, model in tuned.items()}
 assert all(rows[name][1][i] > 0.95 for i, name in enumerate(PRACTISED))
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # Each is all but perfect at its own, and worse at the others than the base was: fine-tuning on one thing
 # forgets the rest. Now their sum, at three scales. Which will be best: the soup, four tenths, or the whole
 # sum?
@@ -607,7 +613,7 @@ for world, (origin, ends) in worlds.items():
           f"cosines {between.min():.2f} to {between.max():.2f}")  # fmt: skip
     assert max(sizes) < 0.1 and between.abs().max() < 0.5
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # Short, and nearly at right angles. So adding one hardly changes how far we have gone in the direction of
 # another. The mean of $N$ such arrows is shorter than each by $\sqrt N$; that is the length that averaging
 # loses, and a $\lambda > 1/N$ gives back. (Ilharco et al., on CLIP: pairs added keep 98.9 % of the
@@ -707,7 +713,8 @@ assert 0.75 < share < 0.95 and fifth > 0.4
 #    wins.
 # 3. **Merge.** Average the values that have the elected sign, and only those. The mean of what agrees,
 #    added to the base with a scale $\lambda$.
-#
+
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ![Three panels of three task vectors of six numbers. Trim: the three largest of each stay. Elect: what stays is added up, the sums' signs are + − + − + +; the last column is empty and takes the majority's. Merge: the mean of the numbers with the elected sign, +.9, −.6, +.65, −.65, +.8, 0. The plain mean of all: +.17, +.03, +.5, −.37, +.07, 0.](../images/ties-steps.svg)
 
 
@@ -894,7 +901,7 @@ assert abs(draws.mean() - 1) < 0.05 and abs(draws.std() - spread) < 0.1
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 noise.reveal(draws.std().item(), predicted=spread)
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ![Left, 48 numbers of a task vector as bars, and thinned out at random, what stays enlarged by one over the share kept: 50% dropped, × 2: 20 left; 90% dropped, × 10: 4 left; the mean of 1,000 draws at 90% looks like the task vector again. Right, published GSM8K, % right: WizardLM 2.2, WizardMath 64.2, merged, DARE 66.3.](../images/dare-kept.svg)
 #
 # The variance is $d^2\frac{1-q}{q} = d^2\frac{p}{1-p}$. Each entry is off by three times itself, and still
@@ -932,6 +939,7 @@ def all_scores(weights):
     return {name: evaluate(with_state(base, weights), name, B=64) for name in PRACTISED}
 
 
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 density_sliders(states, start, all_scores)
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
@@ -1010,6 +1018,8 @@ contest = {
     "Model Stock": merged("model_stock"),
     "ensemble": ensemble(list(tuned.values())),
 }
+
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 with one_thread():
     contest["trained on all four"] = fine_tune(base, PRACTISED, steps=160)
 print(f"{'share of right answers':<22}", *(f"{name:>8}" for name in PRACTISED), "mean loss")
@@ -1086,7 +1096,7 @@ for number in (2, 4):
         best.subs({c: sympy.Rational(1, 2), N: number}),
     )
 
-# %% [markdown]
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # No held-out data, no search, no training: the angle between two fine-tunes says it all, for each tensor.
 # At $c=1$ they agree and $t=1$. At $c=0$ they share nothing, and $t=0$: stay at the base.
 #
@@ -1215,7 +1225,7 @@ check("11.5", stock)
 # The same functions, on files: `python -m lecture_util merge recipe.yml out/`. A **recipe** says what to
 # merge; it is mergekit's YAML. One to be read aloud:
 
-# %%
+# %% slideshow={"slide_type": "subslide"}
 from lecture_util.merging.recipe import parse
 
 spoken = parse("""
@@ -1232,6 +1242,8 @@ models:
         - {value: 0.2}                 # all others
 parameters: {lambda: 0.9}
 """)
+
+# %% slideshow={"slide_type": "subslide"}
 part, poems = spoken.slices[0], spoken.slices[0].sources[1]
 for name, t in [
     ("layers.0.mlp.up_proj", 0),
@@ -1270,7 +1282,7 @@ for line in (
 # | Model Stock: $t$ | from 0 to 1 | unbounded |
 # | SLERP: straight | where there is no arc | within 1.8°, zero at a right angle |
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 from lecture_util.classroom.figures.records import has
 from lecture_util.classroom.figures.small_caches import recorded
 
@@ -1292,7 +1304,7 @@ else:
 # %% tags=["nbval-ignore-output"]
 from lecture_util.merging.real_tasks import score as share_right
 
-COUNT = 128 if torch.cuda.is_available() else 10
+COUNT = 128 if torch.cuda.is_available() else 8
 
 
 def report(label, some_model):

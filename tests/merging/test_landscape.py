@@ -160,6 +160,14 @@ def test_small_angles_are_not_lost_to_rounding():
     assert shell(base, tuned)["w"].degrees == pytest.approx(math.degrees(1e-5), rel=1e-6)
 
 
+def test_differences_are_taken_wide():
+    """512 - 3 is no bf16 number."""
+    base = {"w": torch.tensor([512.0], dtype=torch.bfloat16)}
+    tuned = [{"w": torch.tensor([value], dtype=torch.bfloat16)} for value in (3.0, 1021.0 + 3)]
+    assert shell(base, tuned[:1] * 2)["w"].distance == 509
+    assert shell(base, tuned)["w"].degrees == 180
+
+
 def test_a_shell_takes_two():
     with pytest.raises(ValueError, match="1 fine-tunes: an angle takes at least 2"):
         shell(ORIGIN, [A])

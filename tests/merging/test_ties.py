@@ -228,3 +228,9 @@ def test_what_cannot_be_is_refused():
         ties(x, [x, x], weights=[1])
     with pytest.raises(ValueError, match="density is 2: expected the share"):
         ties(x, [x], density=2)
+
+
+def test_equal_and_opposite_changes_cancel_whatever_their_weight():
+    """A fused multiply-add would leave the product's rounding error, with its sign."""
+    up = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    assert (elect_signs([up, -up], [0.3, 0.3], zero_sign=0) == 0).all()
