@@ -929,7 +929,7 @@ assert thin_loss[0.02] > thin_loss[0.5] + 0.05
 # and low densities are far worse. See the figure.)
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
-# ![Loss, logarithmic, against the density kept, logarithmic; the base has 0.73. The sparsest and densest of each method: TIES 0.68 at 0.02, 0.43 at 1; DARE 0.67 at 0.02, 0.40 at 1; DARE with signs 2.31 at 0.02, 0.41 at 1; Breadcrumbs 0.71 at 0.02, 0.40 at 1; DELLA 2.07 at 0.02, 0.41 at 1.](../images/merge-densities.svg)
+# ![Loss, logarithmic, against the density kept, logarithmic; the base has 0.73. The sparsest and densest of each method, at its own scale: TIES (λ 0.8) 0.68 at 0.02, 0.43 at 1; DARE (λ 0.4) 0.67 at 0.02, 0.40 at 1; DARE with signs (λ 1) 2.31 at 0.02, 0.41 at 1; Breadcrumbs (λ 0.4) 0.71 at 0.02, 0.40 at 1; DELLA (λ 1) 2.07 at 0.02, 0.41 at 1.](../images/merge-densities.svg)
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 from lecture_util.classroom.widgets import density_sliders
@@ -1100,7 +1100,7 @@ for number in (2, 4):
 # No held-out data, no search, no training: the angle between two fine-tunes says it all, for each tensor.
 # At $c=1$ they agree and $t=1$. At $c=0$ they share nothing, and $t=0$: stay at the base.
 #
-# ![Left, t against the cosine between fine-tunes, for N = 2, 3, 4, 8: all rise from 0 at cosine 0 to 1 at cosine 1, steeper for more fine-tunes: at cosine 0.5 0.667, 0.750, 0.800, 0.889. Right, the formula below cosine 0: t is negative and falls without bound towards a pole at cosine −1/(N−1), -1.00, -0.50, -0.33, -0.14; beyond a pole t is above 1. Held in [0, 1], it stays 0.](../images/stock-ratio.svg)
+# ![Left, t against the cosine between fine-tunes, for N = 2, 3, 4, 8: all rise from 0 at cosine 0 to 1 at cosine 1, steeper for more fine-tunes: at cosine 0.5 0.667, 0.750, 0.800, 0.889. Right, the formula below cosine 0: t is negative and falls without bound towards a pole at cosine −1/(N−1), -1.00, -0.50, -0.33, -0.14, below which no mean cosine can be. Held in [0, 1], it stays 0.](../images/stock-ratio.svg)
 
 # %% slideshow={"slide_type": "subslide"}
 from lecture_util.merging.model_stock import mean_cosine, model_stock, periodic_stock, stock_ratio
@@ -1290,10 +1290,15 @@ if has("merging", ["peers"]):
     record = recorded("merging")
     print(f"{record['date']}, {record['hardware']}; convention: mergekit")
     for row in record["peers"]:
-        print(f"{row['method']:<16} ours {row['ours_s']:6.1f} s, mergekit {row['mergekit_s']:6.1f} s, "
-              f"largest difference {row['max_difference']:.0e}")  # fmt: skip
+        equals = f", but for {row['ties']} of equal magnitude" if row["ties"] else ""
+        print(f"{row['method']:<17} ours {row['ours_s']:4.1f} s, mergekit {row['mergekit_s']:4.1f} s, "
+              f"largest difference {row['elsewhere']:.0e}{equals}")  # fmt: skip
 else:
     print("not recorded yet: benchmarks/merging.py compares the two")
+
+# %% [markdown]
+# (Of entries whose magnitude is exactly the threshold's, some must go. Which of them, the tool's sort leaves
+# to chance; ours takes the first.)
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # ### Three specialists
@@ -1381,6 +1386,9 @@ for name in ("smollm2-135m", "llama-3-8b", "llama-3-70b"):
     print(f"{name:<13} four models {4 * weight_bytes(shape) / 1e9:6.1f} GB, "
           f"one fp32 tensor of each {4 * 4 * largest / 1e9:5.2f} GB")  # fmt: skip
 
+# %% [markdown] slideshow={"slide_type": "subslide"}
+# ![Left, peak memory of our TIES against models merged: 2 models 1.05 GB, 3 models 1.17 GB, 4 models 1.28 GB, 6 models 1.51 GB; all held whole would be 0.54 GB each. Right, mergekit's time and peak memory over ours: ties 7.1 and 3.0; breadcrumbs 6.9 and 2.7; breadcrumbs_ties 5.5 and 2.9; linear 2.3 and 3.5; slerp 2.2 and 2.4; task_arithmetic 1.9 and 3.9; passthrough 1.9 and 2.8; model_stock 1.4 and 2.4.](../images/merge-memory.svg)
+
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 if has("merging", ["real/table"]):
     record = recorded("merging")
@@ -1389,7 +1397,8 @@ if has("merging", ["real/table"]):
         *(f"{x:>8}" for x in record["real"]["tasks"]),
     )
     for row in record["real"]["table"]:
-        print(f"{row['name']:<36}", *(f"{x:8.2f}" for x in row["scores"]))
+        how = ", ".join(f"{word} {value:g}" for word, value in row["parameters"].items())
+        print(f"{row['name'] + ' ' + how:<36}", *(f"{x:8.2f}" for x in row["scores"]))
 else:
     print("not recorded yet: run benchmarks/merging.py")
 
@@ -1508,6 +1517,9 @@ print(f"and each decode step reads {more:.1%} more bytes of weights")
 # **Read.** Worse and dearer, although far from noise: a layer finds a stream that its predecessors never
 # wrote, and can still make something of it. What people like about such models was found by trying, often
 # after further training.
+
+# %% [markdown] slideshow={"slide_type": "subslide"}
+# ![Perplexity on English of the reference model and of stacks of its layers: the model itself, 30 layers, 19.6; one layer twice, 31 layers, 21.5; two layers twice, 32 layers, 21.6; ten layers twice, 40 layers, 25.6; eighteen layers twice, 48 layers, 42.3; two layers left out, 28 layers, 27.3.](../images/franken-measured.svg)
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # > **Erratum.** "Franken-merging can combine different architectures." The stack must still fit: every

@@ -23,8 +23,12 @@ from lecture_util.model.checkpoint import WeightsError, hf_names, unstack
 from lecture_util.model.shapes import ShapeError
 from lecture_util.model.transformer import Transformer
 
+from .tensors import one_weight_each, require_floats
+
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 REMEDY = "make one with benchmarks/train_adapters.py"
+FORMAT = "no adapter in this course's format"
+PEFT = "PEFT's: merge it into its model with PEFT, then merge that model"
 
 
 @dataclass(frozen=True)
@@ -76,13 +80,9 @@ def combine(adapters: Sequence[Adapter], weights: Sequence[float]) -> Adapter:
 
     Raises: ValueError unless there is one weight for each adapter; ShapeError for unlike weights.
     """
-    if not adapters or len(adapters) != len(weights):
-        raise ValueError(
-            f"{len(adapters)} adapters and {len(weights)} weights: expected at least one adapter "
-            "and a weight for each"
-        )
+    weights = one_weight_each(weights, adapters, "adapters")
     if not all(math.isfinite(w) for w in weights):
-        raise ValueError(f"weights={list(weights)}: expected finite numbers, negative ones too")
+        raise ValueError(f"weights={weights}: expected finite numbers, negative ones too")
     factors = {}
     for name in dict.fromkeys(name for adapter in adapters for name in adapter.factors):
         parts = [
@@ -109,7 +109,8 @@ def apply(state: Mapping[str, Tensor], adapter: Adapter, weight: float = 1.0) ->
     """A checkpoint's tensors with weight * delta added in fp32, each cast once to its own dtype.
 
     Tensors the adapter doesn't name are handed on, not copied.
-    Raises: WeightsError for a name that the checkpoint lacks; ShapeError for another shape.
+    Raises: WeightsError for a name that the checkpoint lacks; ShapeError for another shape;
+            TensorMismatch for a weight that isn't floating-point.
     """
     if unknown := [name for name in adapter.factors if name not in state]:
         raise WeightsError(
@@ -155,18 +156,22 @@ def load_adapter(path: str | Path) -> Adapter:
     Raises: WeightsError if there is no such file, or it holds no adapter.
     """
     path = ASSETS / f"adapter_{path}.safetensors" if str(path).isidentifier() else Path(path)
+    if (path / "adapter_config.json").is_file():
+        raise WeightsError(f"{path} is {FORMAT}, but {PEFT}")
     if not path.is_file():
         raise WeightsError(f"no adapter at {path}: {REMEDY}")
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if any(".lora_" in name for name in tensors):
+                raise WeightsError(f"{path} is {FORMAT}, but {PEFT}")
             scale = float(json.loads((file.metadata() or {})["scale"]))
         names = sorted({name.rpartition(".")[0] for name in tensors})
         factors = {n: Factors(tensors.pop(f"{n}.down"), tensors.pop(f"{n}.up")) for n in names}
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise WeightsError(f"{path} is no adapter ({error}): {REMEDY}") from error
+        raise WeightsError(f"{path} is {FORMAT} ({error}): {REMEDY}") from error
     if tensors:
-        raise WeightsError(f"{path} is no adapter (it holds {min(tensors)}): {REMEDY}")
+        raise WeightsError(f"{path} is {FORMAT} (it holds {min(tensors)}): {REMEDY}")
     return Adapter(factors, scale)
 
 
@@ -189,6 +194,7 @@ def hf_views(model: Transformer) -> dict[str, Tensor]:
 
 
 def _changed(name: str, base_FD: Tensor, factors: Factors, weight: float) -> Tensor:
+    require_floats(**{name: base_FD})
     product_FD = factors.product().to(base_FD.device)
     if product_FD.shape != base_FD.shape:
         raise ShapeError(

@@ -36,7 +36,7 @@ NAMES = {  # safetensors' names of dtypes
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-DTYPES = {name: dtype for dtype, name in NAMES.items()}
+STORED = {name: dtype for dtype, name in NAMES.items()}
 BESIDE = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "added_tokens.json")
 BESIDE += ("chat_template*", "generation_config.json")
 
@@ -120,11 +120,11 @@ class Folder(Mapping[str, Tensor]):
     def dtype(self, name: str) -> torch.dtype:
         """Raises: WeightsError for one that there is no arithmetic for here, such as fp8."""
         stored = self._entry(name)[2]
-        if stored not in DTYPES:
+        if stored not in STORED:
             raise WeightsError(
                 f"{name} of {self.path} is stored as {stored}: merge a checkpoint in 16 or 32 bits"
             )
-        return DTYPES[stored]
+        return STORED[stored]
 
     def _entry(self, name: str) -> tuple[str, tuple[int, ...], str]:
         if name not in self._stored:

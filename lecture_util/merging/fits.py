@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..model.shapes import ShapeError
 from .checkpoint import HEAD, VOCABULARY, Folder
-from .layers import kinds
+from .layers import check_layers, kinds, layer_type, same_type, window
 from .methods import method
 from .plan import check_models
 from .schema import RecipeError
-
-MUST_AGREE = ("num_attention_heads", "num_key_value_heads")  # shapes alone don't show them
+from .values import filters
 
 
 def check_sources(recipe: Any) -> None:
@@ -38,7 +38,7 @@ def check_sources(recipe: Any) -> None:
 
 
 def check_architectures(folders: Mapping[str, Folder]) -> None:
-    """One architecture, one split into heads, and the same names in all, the head's aside."""
+    """One architecture, what shapes don't show alike, the same names (the head's aside), no gap."""
     first, *others = folders
     for model in others:
         ours, theirs = folders[first].config, folders[model].config
@@ -46,11 +46,13 @@ def check_architectures(folders: Mapping[str, Folder]) -> None:
             raise RecipeError(
                 f"{model} is a {kind} but {first} a {wanted}: merge models of one architecture"
             )
-        for key in MUST_AGREE:
-            if theirs.get(key) != ours.get(key):
+        here, there = must_agree(ours), must_agree(theirs)
+        for key in here | there:
+            if here.get(key) != there.get(key):
                 raise RecipeError(
-                    f"{key} is {theirs.get(key)} in {model} but {ours.get(key)} in {first}: merge "
-                    "models of one shape"
+                    f"{key} is {there.get(key)} in {model} but {here.get(key)} in {first}: such "
+                    "models compute different things with the same weights; merge models whose "
+                    "configs agree"
                 )
         mine, other = (kinds(folders[each]) - {HEAD} for each in (first, model))
         for name in sorted(mine ^ other):
@@ -58,6 +60,61 @@ def check_architectures(folders: Mapping[str, Folder]) -> None:
             raise KeyError(
                 f"{has} holds {name}, which {lacks} lacks: merge models of one architecture"
             )
+    for folder in folders.values():
+        check_layers(folder)
+
+
+def must_agree(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a merge takes from the first config and shapes don't show.
+
+    Older configs give the rotary angles in keys of their own; what one leaves out is Llama's.
+    """
+    heads = config.get("num_attention_heads")
+    rope = {"rope_theta": config.get("rope_theta", 10_000.0), "rope_type": "default"}
+    for key in ("rope_scaling", "rope_parameters"):
+        given = config.get(key)
+        rope |= given if isinstance(given, Mapping) else {}
+    rope["rope_type"] = rope.pop("type", rope["rope_type"])
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": config.get("num_key_value_heads") or heads,
+        "hidden_act": config.get("hidden_act", "silu"),
+        "rms_norm_eps": config.get("rms_norm_eps", 1e-6),
+        "sliding_window": window(config),
+        **rope,
+    }
+
+
+def check_types(
+    recipe: Any, folders: Mapping[str, Folder], part: Any, numbers: Sequence[int], depth: int
+) -> None:
+    """Require that layers which become one attend alike: the sources', and an unlisted base's."""
+    named = list(zip((source.model for source in part.sources), numbers, strict=True))
+    if recipe.base_model is not None and recipe.base_model not in dict(named):
+        named.append((recipe.base_model, depth))
+    layers = [(folders[model], number) for model, number in named]
+    if not same_type(layers):
+        said = [f"{layer_type(f.config, i)} in layer {i} of {f.path}" for f, i in layers]
+        raise RecipeError(f"layer_types differ: {', '.join(said)}. Merge layers of one type")
+
+
+def by_name(message: str, models: Sequence[str]) -> str:
+    """A method knows its models as `model 0`, `model 1`: a recipe has names for them."""
+    return re.sub(r"\bmodel (\d+)\b", lambda found: models[int(found[1])], message)
+
+
+def check_filters(recipe: Any, folders: Mapping[str, Folder], results: Sequence[str]) -> None:
+    """Require that every filter is part of some tensor's name: else a slip goes unnoticed."""
+    names = {*results, *(name for folder in folders.values() for name in folder)}
+    scopes = [recipe.parameters, *(part.parameters for part in recipe.slices)]
+    scopes += [source.parameters for part in recipe.slices for source in part.sources]
+    for word, setting in ((w, s) for scope in scopes for w, s in scope.items()):
+        for pattern in filters(setting):
+            if not any(pattern in name for name in names):
+                raise RecipeError(
+                    f"{word} has the filter {pattern!r}, which is part of no tensor's name: "
+                    f"write a part of one, such as {min(names)}"
+                )
 
 
 def check_tensor(name: str, places: Sequence[tuple[Folder, str]], aligned: bool) -> None:

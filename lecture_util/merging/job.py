@@ -13,7 +13,14 @@ from torch import Tensor
 
 from ..model.checkpoint import WeightsError, read_json
 from .checkpoint import EMBED, HEAD, VOCABULARY, Folder, Spec
-from .fits import check_architectures, check_sources, check_tensor
+from .fits import (
+    by_name,
+    check_architectures,
+    check_filters,
+    check_sources,
+    check_tensor,
+    check_types,
+)
 from .layers import inside, is_embedding, outside, restacked
 from .methods import method, settings
 from .plan import Piece, Place
@@ -38,6 +45,7 @@ class Job:
             places = piece.sources if piece.base is None else (piece.base, *piece.sources)
             named = [(self._folder(place), place[1]) for place in places]
             check_tensor(piece.name, named, self._aligned(piece.name))
+        check_filters(self.recipe, self.folders, [piece.name for piece in self.pieces])
 
     @cached_property
     def folders(self) -> dict[str, Folder]:
@@ -109,9 +117,13 @@ class Job:
 
     @cached_property
     def tied(self) -> bool:
-        """Whether the result's head is its embedding: all models' are, and both come from one."""
+        """Whether the result's head is its embedding: all models' are, and both come from one.
+
+        Where they come from two, it is by the convention `two_ends`: "tied" leaves out the last.
+        """
         ends = [self.recipe.slices[0].sources, self.recipe.slices[-1].sources]
         same = [source.model for source in ends[0]] == [source.model for source in ends[1]]
+        same = same or self.recipe.convention.two_ends == "tied"
         return same and all(folder.tied for folder in self.folders.values())
 
     @cached_property
@@ -166,6 +178,7 @@ class Job:
             for step, numbers in enumerate(steps):
                 t = step / (len(steps) - 1) if len(steps) > 1 else 1.0
                 folders = [self.folders[source.model] for source in part.sources]
+                check_types(self.recipe, self.folders, part, numbers, depth)
                 found = zip(folders, numbers, strict=True)
                 for stem, rest in dict.fromkeys(x for f, n in found for x in inside(f, n)):
                     names = [f"{stem}{number}{rest}" for number in numbers]
@@ -222,7 +235,8 @@ class Job:
         try:
             full = settings(recipe.merge_method, given, len(places), recipe.convention)
         except ValueError as error:
-            raise RecipeError(f"{error} (for {out})") from error
+            said = by_name(str(error), [source.model for source, _ in places])
+            raise RecipeError(f"{said} (for {out})") from error
         return Piece(out, tuple(place for _, place in places), base, full)
 
 

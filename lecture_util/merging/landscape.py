@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .slerp import angle, lerp
 from .soups import State
-from .tensors import cast_back, map_states
+from .tensors import map_states
 
 Score = Callable[[State], Any]  # of a model's weights
 
@@ -61,7 +61,7 @@ class Plane:
         there = dict(self.origin)
         for name, right in self.right.items():
             moved = self.origin[name].double() + x * right + y * self.up[name]
-            there[name] = cast_back(moved, self.origin[name])
+            there[name] = moved.to(self.origin[name].dtype)
         return there
 
     def coordinates(self, state: State) -> tuple[float, float]:

@@ -3,13 +3,79 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..model.checkpoint import WeightsError
 from .checkpoint import Folder
 from .schema import RecipeError
 
-LAYER = re.compile(r"^(.*?\b(?:layers|h|blocks?)\.)(\d+)(\..+)$")
+LAYER = re.compile(r"^(model\.layers\.)(\d+)(\..+)$")
+UNEVEN = (  # keys of configs whose layers may differ in their tensors, by rules of their own
+    "first_k_dense_replace",
+    "mlp_only_layers",
+    "mlp_layer_types",
+    "decoder_sparse_step",
+    "moe_layer_freq",
+)
+
+
+def check_layers(folder: Folder) -> None:
+    """Require a causal language model in Llama's layout, with every tensor of every layer.
+
+    transformers would fill in at random what is missing, and leave out what is too much.
+    Raises: WeightsError naming what is missing or too much.
+    """
+    path, config = folder.path, folder.config
+    listed = config.get("architectures")
+    kind = str(listed[0]) if isinstance(listed, list) and listed else ""
+    found: dict[int, set[str]] = {}
+    for match in filter(None, map(LAYER.match, folder)):
+        found.setdefault(int(match[2]), set()).add(match[3])
+    if not found or ("For" in kind and not kind.endswith("ForCausalLM")):
+        inside = f"a {kind or 'model'} with {min(folder, default='no tensors')}"
+        raise WeightsError(
+            f"{path} is {inside}: only causal language models are merged here, in Llama's layout "
+            "(model.layers.0 ...)"
+        )
+    depth = folder.num_layers
+    if lost := sorted(set(range(depth)) - set(found)):
+        raise WeightsError(
+            f"{path} lacks layer {lost[0]}: its config.json says {depth} layers, its files hold "
+            f"{len(found)}. Fetch it again, or correct num_hidden_layers"
+        )
+    if more := sorted(set(found) - set(range(depth))):
+        raise WeightsError(
+            f"{path} holds layer {more[0]} ({min(found[more[0]])} ...), but its config.json says "
+            f"{depth} layers: correct num_hidden_layers, or take that layer out of the files"
+        )
+    if any(key in config for key in UNEVEN):
+        return
+    for number in range(depth):
+        alike = [other for other in found if same_type([(folder, other), (folder, number)])]
+        for rest in sorted(set().union(*(found[other] for other in alike)) - found[number]):
+            raise WeightsError(
+                f"{path} lacks model.layers.{number}{rest}, which other layers have: the "
+                "checkpoint is incomplete, fetch it again"
+            )
+
+
+def same_type(layers: Sequence[tuple[Folder, int]]) -> bool:
+    """Whether the configs call these layers alike, as by `full_attention`."""
+    return len({layer_type(folder.config, number) for folder, number in layers}) == 1
+
+
+def layer_type(config: Mapping[str, Any], number: int) -> Any:
+    """What the config says of one layer; where it says nothing, all attend to all or a window."""
+    types = config.get("layer_types")
+    if isinstance(types, list) and number < len(types):
+        return str(types[number])
+    return "full_attention" if window(config) is None else "sliding_attention"
+
+
+def window(config: Mapping[str, Any]) -> Any:
+    """How far layers see; None if without a limit."""
+    return config.get("sliding_window") if config.get("use_sliding_window", True) else None
 
 
 def outside(folder: Folder) -> list[str]:
@@ -29,7 +95,7 @@ def kinds(folder: Folder) -> set[str]:
 
 
 def is_embedding(name: str) -> bool:
-    return "embed" in name or name.endswith(("wte.weight", "wpe.weight"))
+    return "embed" in name
 
 
 def restacked(config: dict[str, Any], layers: Sequence[tuple[Folder, int]]) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from .conventions import PAPER, Conventions
 from .model_stock import model_stock
 from .parameters import REQUIRED, Parameter, fill, suggest
 from .slerp import slerp
-from .soups import soup
-from .sparsify import breadcrumbs, drop, magprune, trim
+from .soups import check_sum, soup
+from .sparsify import breadcrumbs, check_window, drop, magprune, trim
 from .task_vectors import apply, combine, task_vector
 from .tensors import by_chunks
 from .ties import balance, elect_signs, majority
@@ -29,18 +29,22 @@ class Context:
     """What a method may know besides tensors and settings.
 
     draw:       a model's index to its generator for this tensor.
-    thresholds: each model's magnitude from which TIES keeps entries, where it goes by the model.
+    thresholds: each model's magnitude from which TIES keeps entries of this tensor, where it goes
+                by the model.
     zero_sign:  see `ties.elect_signs`.
     """
 
     conventions: Conventions = PAPER
     draw: Callable[[int], torch.Generator] = field(default=lambda i: generator(0, "", i))
-    thresholds: Sequence[float] | None = None
+    thresholds: Sequence[float | None] | None = None
     zero_sign: str | int = "majority"
 
 
 def generator(seed: int, name: str, model: int) -> torch.Generator:
-    """Draws that depend on seed, tensor and model alone, not on what was merged before."""
+    """Draws that depend on seed, tensor and model alone, not on what was merged before.
+
+    model: its place among the models, so listing them in another order draws anew.
+    """
     digest = hashlib.sha256(f"{seed}/{name}/{model}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
@@ -56,6 +60,7 @@ class Method:
     takes:  least and most models, the base not counted (SLERP's base is one of its two ends).
     base:   whether there must be one.
     thin, elect: of the methods that add thinned-out task vectors; `whole` of the others.
+    check:  raises ValueError for settings that don't go together.
     """
 
     about: str
@@ -66,6 +71,7 @@ class Method:
     elect: bool = False
     trims: bool = False
     whole: Callable[[Tensor | None, list[Tensor], Settings, Context], Tensor] | None = None
+    check: Callable[[Settings], None] | None = None
 
     def deltas(
         self, base: Tensor, tuned: Iterable[Tensor], p: Settings, c: Context
@@ -86,7 +92,8 @@ class Method:
 
         def mix(base: Tensor, *deltas: Tensor) -> Tensor:
             signs = elect_signs(deltas, weights, zero_sign=c.zero_sign) if self.elect else None
-            mixed = combine(deltas, weights, signs=signs, normalize=p["normalize"])
+            rule = c.conventions.divisor
+            mixed = combine(deltas, weights, signs=signs, normalize=p["normalize"], divisor=rule)
             return apply(base, mixed, p["lambda"])
 
         return by_chunks(mix, base, *deltas)
@@ -130,6 +137,17 @@ def _passthrough(base: Tensor | None, tensors: list[Tensor], p: Settings, c: Con
     return tensors[0] if scale is None else apply(torch.zeros_like(tensors[0]), tensors[0], scale)
 
 
+def _check_linear(p: Settings) -> None:
+    if p["normalize"]:
+        check_sum(p["weight"])
+
+
+def _check_windows(p: Settings) -> None:
+    for i, (density, epsilon) in enumerate(zip(p["density"], p["epsilon"], strict=True)):
+        if 0 < density < 1:  # else nothing is drawn
+            check_window(density, epsilon, f"model {i}: ")
+
+
 _WEIGHT = Parameter(float, 1.0, per_model=True)
 _SHARED = {"weight": _WEIGHT, "lambda": Parameter(float, 1.0)}
 _DENSITY = {"density": Parameter(float, REQUIRED, per_model=True, mergekit=1.0)}
@@ -144,7 +162,11 @@ def _normalize(default: bool, mergekit: bool | None = None) -> dict[str, Paramet
 
 METHODS: dict[str, Method] = {
     "linear": Method(
-        "weighted mean: a soup", {"weight": _WEIGHT} | _normalize(True), base=False, whole=_linear
+        "weighted mean: a soup",
+        {"weight": _WEIGHT} | _normalize(True),
+        base=False,
+        whole=_linear,
+        check=_check_linear,
     ),
     "slerp": Method("along the arc", {"t": Parameter(float)}, takes=(1, 1), whole=_slerp),
     "task_arithmetic": Method(
@@ -190,11 +212,13 @@ METHODS: dict[str, Method] = {
         _SHARED | _normalize(True) | _DENSITY | _EPSILON | _RESCALE,
         thin=_magprune,
         elect=True,
+        check=_check_windows,
     ),
     "della_linear": Method(
         "drop by rank, rescale, add",
         _SHARED | _normalize(False) | _DENSITY | _EPSILON | _RESCALE,
         thin=_magprune,
+        check=_check_windows,
     ),
     "passthrough": Method(
         "layers as they are, stacked anew",
@@ -213,5 +237,15 @@ def method(name: str) -> Method:
 
 
 def settings(name: str, given: Settings, models: int, conventions: Conventions) -> dict[str, Any]:
-    """Every parameter of a method, filled up and checked: see `parameters.fill`."""
-    return fill(name, method(name).parameters, given, models, conventions)
+    """Every parameter of a method, filled up and checked: see `parameters.fill`.
+
+    Raises: ValueError, also for settings that don't go together, naming the model by its place.
+    """
+    how = method(name)
+    full = fill(name, how.parameters, given, models, conventions)
+    if how.check is not None:
+        try:
+            how.check(full)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    return full

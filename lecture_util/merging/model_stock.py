@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .task_vectors import task_vector
-from .tensors import cast_back, map_states, wide
+from .tensors import map_states, wide
 
 
 def stock_ratio(cosine: Tensor | float, N: int, *, bounds: str = "clamped") -> Tensor:
@@ -24,7 +24,11 @@ def stock_ratio(cosine: Tensor | float, N: int, *, bounds: str = "clamped") -> T
     At cos = 1 they agree and t = 1; at cos = 0 they share nothing and t = 0. Below 0 the formula
     leaves the segment, and at -1/(N-1) it has a pole: "clamped" stays at the base there,
     "unbounded" extrapolates, as mergekit, which stays at the base at the pole alone.
+    Raises: ValueError for other bounds, and for fewer than 1 model.
     """
+    _check_bounds(bounds)
+    if N < 1:
+        raise ValueError(f"N={N}: expected the number of fine-tunes, at least 1")
     cosine = torch.as_tensor(cosine)
     below = 1 + (N - 1) * cosine
     pole = below.abs() < 1e-6
@@ -55,8 +59,9 @@ def model_stock(
 
     per_filter: a t for each row instead of one for the tensor.
     Shapes: all alike -> the same; dtype of the base.
-    Raises: ValueError for fewer than 2; ShapeError.
+    Raises: ValueError for fewer than 2 and for unknown bounds; ShapeError; TensorMismatch.
     """
+    _check_bounds(bounds)
     if len(tuned) < 2:
         raise ValueError(f"{len(tuned)} fine-tune: the angle takes at least 2 beside the base")
     offsets = [task_vector(base, each) for each in tuned]
@@ -64,7 +69,7 @@ def model_stock(
     floor = 1e-6 if bounds == "unbounded" else 0.0
     t = stock_ratio(mean_cosine(rows, floor=floor), len(tuned), bounds=bounds).unsqueeze(-1)
     mean = sum(rows[1:], rows[0]) / len(rows)
-    return cast_back(wide(base) + (t.to(mean.dtype) * mean).reshape_as(base), base)
+    return (wide(base) + (t.to(mean.dtype) * mean).reshape_as(base)).to(base.dtype)
 
 
 def periodic_stock(
@@ -84,3 +89,8 @@ def periodic_stock(
         tuned = [tune(start, model, number) for model in range(models)]
         start = map_states(lambda w0, *ws: model_stock(w0, ws), base, *tuned)
     return dict(start)
+
+
+def _check_bounds(bounds: str) -> None:
+    if bounds not in ("clamped", "unbounded"):
+        raise ValueError(f"bounds is {bounds!r}: expected 'clamped' or 'unbounded'")

@@ -10,6 +10,7 @@ from typing import Any
 from .conventions import Conventions
 
 REQUIRED = object()
+LARGEST = 3.4e38  # in float32, where models are merged
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,11 @@ class Parameter:
 
 def suggest(word: Any, known: Sequence[str] | Mapping[str, Any]) -> str:
     """`: did you mean ...?`, or what there is."""
-    near = difflib.get_close_matches(str(word), list(known), n=1)
-    return f": did you mean {near[0]!r}?" if near else f": expected one of {', '.join(known)}"
+    spelt = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(str(word).lower(), list(spelt), n=1)
+    if near:
+        return f": did you mean {spelt[near[0]]!r}?"
+    return f": expected one of {', '.join(known)}"
 
 
 def fill(
@@ -41,7 +45,7 @@ def fill(
 ) -> dict[str, Any]:
     """Every parameter of the method `name`, filled up and checked; those per model as lists.
 
-    given: a parameter per model is a list of one a model, or one number for all.
+    given: a parameter per model is a list (a tensor, an array) of one a model, or one for all.
     Raises: ValueError naming the parameter, what came and what was expected.
     """
     for word in given:
@@ -51,6 +55,7 @@ def fill(
     for word, parameter in parameters.items():
         value = given.get(word)
         value = parameter.fallback(conventions) if value is None else value
+        value = value.tolist() if hasattr(value, "tolist") else value
         if not parameter.per_model:
             full[word] = _checked(name, word, parameter, value)
             continue
@@ -59,14 +64,20 @@ def fill(
             raise ValueError(f"{name} got {len(values)} of {word!r} for {models} models: one each")
         fallback = parameter.fallback(conventions)
         full[word] = [
-            _checked(name, word, parameter, fallback if each is None else each) for each in values
+            _checked(name, word, parameter, fallback if each is None else each, i)
+            for i, each in enumerate(values)
         ]
     return full
 
 
-def _checked(name: str, word: str, parameter: Parameter, value: Any) -> Any:
+def _checked(
+    name: str, word: str, parameter: Parameter, value: Any, model: int | None = None
+) -> Any:
     if value is REQUIRED:
-        raise ValueError(f"{name} needs {word!r}, and none is given for this tensor")
+        whose = "this tensor: set it among the parameters"
+        if model is not None:
+            whose = f"model {model}: set it among that model's parameters, or once for all models"
+        raise ValueError(f"{name} needs {word!r}, and none is given for {whose}")
     if value is None:
         return None
     if parameter.kind is bool:
@@ -77,7 +88,7 @@ def _checked(name: str, word: str, parameter: Parameter, value: Any) -> Any:
         number = float("nan") if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = float("nan")
-    if not abs(number) < float("inf"):
+    if not abs(number) <= LARGEST:
         raise ValueError(f"{name}: {word} is {value!r}, expected a number")
     if word in ("density", "gamma", "t") and not 0 <= number <= 1:
         raise ValueError(f"{name}: {word} is {value!r}, expected a number between 0 and 1")

@@ -7,11 +7,11 @@ one tensor of each is held at a time.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .conventions import Conventions, conventions
@@ -24,6 +24,7 @@ from .ties import balance, elect_signs, majority
 
 Place = tuple[int, str]  # a model's index, and its name for the tensor
 Read = Callable[[int, str], Tensor]
+Thresholds = Mapping[tuple[int, float], float]  # of a model's tensors of one density
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,18 @@ def merge_states(
     """Merge state dicts: `merge_states("ties", [a, b, c], base, density=.2, scale=.7)`.
 
     states:     the fine-tunes, without the base; for SLERP the one other end.
+    seed:       of the random methods; each model draws by its place, so order matters to them.
     parameters: of the method, one number or one a model; `scale` stands for `lambda`.
     Returns a new state; the tensors that a method leaves alone are the models' own.
-    Raises: ValueError for unknown methods and parameters; KeyError, ShapeError, TensorMismatch
-            with the tensor's name where models don't fit together.
+    Raises: ValueError for unknown methods and parameters; TypeError for what are no state dicts;
+            KeyError, ShapeError, TensorMismatch with the tensor's name where models don't fit
+            together.
     """
     chosen, how = conventions(convention), method(name)
+    _check_states(states, base)
     if "scale" in parameters and "lambda" in how.parameters:
+        if "lambda" in parameters:
+            raise ValueError(f"{name} got both scale and lambda, which are one: keep one")
         parameters["lambda"] = parameters.pop("scale")
     check_models(name, len(states), base is not None)
     models: list[State] = list(states) if base is None or not how.base else [*states, base]
@@ -87,6 +93,21 @@ def merge_states(
     return dict(merged(how, pieces, read, chosen, seed=seed, progress=progress))
 
 
+def _check_states(states: Sequence[State], base: State | None) -> None:
+    if isinstance(states, (Mapping, torch.nn.Module)):
+        raise TypeError(
+            f"states is one {type(states).__name__}: expected a list of state dicts, such as "
+            "[a.state_dict(), b.state_dict()]"
+        )
+    named = [(f"model {i}", state) for i, state in enumerate(states)]
+    for whose, state in named if base is None else [*named, ("base", base)]:
+        if not isinstance(state, Mapping):
+            raise TypeError(
+                f"{whose} is a {type(state).__name__}: expected a state dict, {{name: tensor}}, "
+                "like model.state_dict()"
+            )
+
+
 def check_models(name: str, models: int, base: bool) -> None:
     """Require as many models as the method takes, and a base where it needs one."""
     how = method(name)
@@ -99,6 +120,7 @@ def check_models(name: str, models: int, base: bool) -> None:
         raise ValueError(f"{name} got {models} models{beside}: expected {wanted}")
 
 
+@torch.no_grad()
 def merged(
     how: Method,
     pieces: Sequence[Piece],
@@ -115,41 +137,43 @@ def merged(
     """
     from tqdm.auto import tqdm
 
-    thresholds = zero_sign = None
-
     def rounds(label: str) -> Iterator[Piece]:
         return tqdm(pieces, desc=label, unit="tensor", leave=False, disable=not progress)
 
-    def context(piece: Piece) -> Context:
-        return Context(
-            chosen,
-            lambda i: generator(seed, piece.name, i),
-            thresholds and [thresholds[model] for model, _ in piece.sources],
-            chosen.zero_sign if zero_sign is None else zero_sign,
-        )
+    def context(piece: Piece, thresholds: Thresholds | None, zero_sign: str | int) -> Context:
+        edges = None
+        if thresholds is not None:
+            own = zip(piece.sources, piece.settings["density"], strict=True)
+            edges = [thresholds.get((model, density)) for (model, _), density in own]
+        return Context(chosen, lambda i: generator(seed, piece.name, i), edges, zero_sign)
 
     # A function for each tensor, so that what it read is gone before the next is read.
 
-    def balance_of(piece: Piece) -> int:
+    def balance_of(piece: Piece, c: Context) -> int:
         base, tuned = piece.read(read)
         if not base.is_floating_point():
             return 0
-        deltas = how.deltas(base, _once(tuned), piece.settings, context(piece))
+        deltas = how.deltas(base, _once(tuned), piece.settings, c)
         return balance(elect_signs(deltas, piece.settings["weight"], zero_sign=0))
 
-    def merged_of(piece: Piece) -> Tensor:
+    def merged_of(piece: Piece, c: Context) -> Tensor:
         base, tuned = piece.read(read)
         first = tuned[0] if base is None else base
         if not first.is_floating_point():
             return first
-        return how.merge(base, _once(tuned), piece.settings, context(piece))
+        return how.merge(base, _once(tuned), piece.settings, c)
 
+    thresholds, zero_sign = None, chosen.zero_sign
     if how.trims and chosen.trim_scope == "model":
-        thresholds = _thresholds(how, pieces, read, rounds)
-    if how.elect and chosen.zero_sign == "majority":
-        zero_sign = majority(sum(balance_of(piece) for piece in rounds("counting signs")))
+        thresholds = _thresholds(pieces, read, rounds)
+    if how.elect and zero_sign == "majority":
+        balances = (
+            balance_of(piece, context(piece, thresholds, zero_sign))
+            for piece in rounds("counting signs")
+        )
+        zero_sign = majority(sum(balances))
     for piece in rounds("merging"):
-        yield piece.name, merged_of(piece)
+        yield piece.name, merged_of(piece, context(piece, thresholds, zero_sign))
 
 
 def _once(tensors: list[Tensor]) -> Iterator[Tensor]:
@@ -159,31 +183,28 @@ def _once(tensors: list[Tensor]) -> Iterator[Tensor]:
         yield tensors.pop()
 
 
-def _thresholds(how: Method, pieces: Sequence[Piece], read: Read, rounds) -> dict[int, float]:
-    """For each model the magnitude of its task vector's floor(density * n)-th largest entry.
+def _thresholds(pieces: Sequence[Piece], read: Read, rounds) -> Thresholds:
+    """The magnitude of the floor(density * n)-th largest entry of a model's task vector.
 
-    Tensors with density 0 or 1, kept not at all or whole, are none of the n.
+    A recipe may give tensors densities of their own. Each density ranks among its own n entries,
+    so that every tensor's group keeps the share it was given; 0 and 1 need no threshold.
     """
-    counters = {model: Magnitudes() for piece in pieces for model, _ in piece.sources}
-    sizes = {model: Counter() for model in counters}  # entries by density
+    counters: dict[tuple[int, float], Magnitudes] = {}
 
     def look(piece: Piece, see: str) -> None:
         base, tuned = piece.read(read)
-        if not base.is_floating_point():
+        if not base.is_floating_point() or not base.numel():
             return
-        for i, (model, _) in enumerate(piece.sources):
-            density = piece.settings["density"][i]
-            if not 0 < density < 1:
-                continue
-            getattr(counters[model], see)(task_vector(base, tuned[i]))
-            if see == "count":
-                sizes[model][density] += tuned[i].numel()
+        own = zip(piece.sources, piece.settings["density"], tuned, strict=True)
+        for (model, _), density, each in own:
+            if 0 < density < 1:
+                counter = counters.setdefault((model, density), Magnitudes())
+                getattr(counter, see)(task_vector(base, each))
 
     for piece in rounds("counting magnitudes"):
         look(piece, "count")
-    for model, counter in counters.items():
-        wanted = int(sum(density * n for density, n in sizes[model].items()))
-        counter.narrow(min(counter.total, max(1, wanted)))
+    for (_, density), counter in counters.items():
+        counter.narrow(max(1, int(density * counter.total)))
     for piece in rounds("finding thresholds"):
         look(piece, "refine")
-    return {model: counter.kth() for model, counter in counters.items()}
+    return {group: counter.kth() for group, counter in counters.items()}

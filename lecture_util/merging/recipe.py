@@ -18,6 +18,15 @@
 A value is a number, a gradient (a list: interpolated over the layers of its slice, tensors outside
 the layers take its first), or a list of values with filters (a part of the tensor's name; the
 first that fits counts). The nearest setting wins: the model's, the slice's, the recipe's.
+
+So `parameters: {weight: [.5, .3, .2]}` beside three models is a gradient, the same for each of
+them. A weight for each model is written at the model; `merge_states` takes a list as one a model.
+
+`convention: mergekit` gives mergekit 0.1.5's numbers in fp32. Given a 16-bit dtype the tool casts
+the models first and computes in 16 bits; here sums are fp32 and the result is cast once. The tool
+reads more than this does: parameters that a method has no use for (`density` of task_arithmetic),
+and `rescale` of ties and breadcrumbs (there: what is left is scaled up to the sum of magnitudes of
+before). Here a parameter that a method does not have is refused, so that none is ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +39,7 @@ from typing import Any
 from .conventions import Conventions, conventions
 from .methods import method
 from .parameters import suggest
-from .schema import RecipeError, dtype, entries, mapping, merge_method, place
+from .schema import RecipeError, dtype, entries, mapping, merge_method, model_path, read_yaml
 from .values import read_value, resolve
 
 __all__ = ["Recipe", "RecipeError", "Slice", "Source", "parse", "read_recipe", "resolve"]
@@ -113,26 +122,11 @@ def read_recipe(path: str | Path) -> Recipe:
 def parse(text: str, folder: str | Path = ".") -> Recipe:
     """The recipe in `text`. Raises: RecipeError naming the entry, what came and what to write."""
     try:
-        return _recipe(_load(text), Path(folder), text)
+        return _recipe(read_yaml(text), Path(folder), text)
     except RecursionError as error:
         raise RecipeError("the recipe is nested too deeply, or within itself") from error
     except ValueError as error:  # unknown methods and conventions
         raise error if isinstance(error, RecipeError) else RecipeError(str(error)) from error
-
-
-def _load(text: str) -> Any:
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise RecipeError(f"the recipe is not YAML{where}: {error.problem}") from error
-    except RecursionError:
-        raise
-    except Exception as error:  # the library lets through what its conversions raise
-        raise RecipeError(f"the recipe is not YAML: {error}") from error
 
 
 def _recipe(raw: Any, folder: Path, text: str) -> Recipe:
@@ -154,7 +148,7 @@ def _recipe(raw: Any, folder: Path, text: str) -> Recipe:
     return Recipe(
         name,
         tuple(slices),
-        None if base is None else place(base, "base_model", folder),
+        None if base is None else model_path(base, "base_model", folder),
         _parameters(raw, "recipe", name),
         dtypes[0] or dtypes[1],
         wanted,
@@ -176,7 +170,7 @@ def _tokenizer(raw: Mapping[str, Any], folder: Path) -> tuple[str | None, int | 
     if pad is not None and (type(pad) is not int or pad < 1):
         raise RecipeError(f"pad_to_multiple_of is {pad!r}: expected a whole number, at least 1")
     if wanted not in (None, "base", "union"):
-        wanted = place(wanted, "tokenizer_source", folder)
+        wanted = model_path(wanted, "tokenizer_source", folder)
     return wanted, pad
 
 
@@ -196,7 +190,7 @@ def _source(raw: Any, kind: str, name: str, folder: Path) -> Source:
     mapping(raw, kind)
     if "model" not in raw:
         raise RecipeError(f"a {kind} names no model: {raw!r}")
-    model, layers = place(raw["model"], "model", folder), None
+    model, layers = model_path(raw["model"], "model", folder), None
     if kind == "source":
         layers = raw.get("layer_range")
         whole = isinstance(layers, list) and [type(i) for i in layers] == [int, int]

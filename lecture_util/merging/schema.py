@@ -10,7 +10,7 @@ from typing import Any
 from .methods import METHODS, method
 from .parameters import suggest
 
-DTYPES = ("float32", "float16", "bfloat16", "float64")
+RESULTS = ("float32", "float16", "bfloat16", "float64")  # dtypes to choose from
 KEYS = {
     "recipe": [
         *("merge_method", "models", "slices", "base_model", "parameters", "dtype", "out_dtype"),
@@ -46,6 +46,36 @@ THEIRS = (
 
 class RecipeError(ValueError):
     """A recipe says something that can't be done, or that isn't understood."""
+
+
+def read_yaml(text: str) -> Any:
+    """What YAML says. Raises: RecipeError naming line and column; RecursionError."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Refuses a key that is given twice, of which the library would drop the first."""
+
+        def construct_mapping(self, node, deep=False):
+            seen = set()
+            for key, _ in getattr(node, "value", ()):
+                if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
+                    raise RecipeError(
+                        f"the recipe gives {key.value!r} twice, again in line "
+                        f"{key.start_mark.line + 1}: keep one"
+                    )
+                seen.add((key.tag, str(key.value)))
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise RecipeError(f"the recipe is not YAML{where}: {error.problem}") from error
+    except (RecipeError, RecursionError):
+        raise
+    except Exception as error:  # the library lets through what its conversions raise
+        raise RecipeError(f"the recipe is not YAML: {error}") from error
 
 
 def mapping(raw: Any, kind: str) -> Mapping[str, Any]:
@@ -85,14 +115,14 @@ def merge_method(raw: Mapping[str, Any]) -> str:
 
 
 def dtype(raw: Mapping[str, Any], key: str) -> str | None:
-    if raw.get(key) is not None and raw[key] not in DTYPES:
-        raise RecipeError(f"{key} is {raw[key]!r}{suggest(raw[key], DTYPES)}")
+    if raw.get(key) is not None and raw[key] not in RESULTS:
+        raise RecipeError(f"{key} is {raw[key]!r}{suggest(raw[key], RESULTS)}")
     return raw.get(key)
 
 
-def place(raw: Any, key: str, folder: Path) -> str:
+def model_path(raw: Any, key: str, folder: Path) -> str:
     """A model's folder, looked for beside the recipe first, or its name."""
-    from ..model.weights import HUB_IDS
+    from ..model.weights import HUB_IDS, like_path
 
     for word in ("lora", "revision", "override_architecture"):
         inner = [raw, *raw.values()] if isinstance(raw, Mapping) else []
@@ -106,4 +136,6 @@ def place(raw: Any, key: str, folder: Path) -> str:
     for sign, word in (("+", "lora"), ("@", "revision")):
         if sign in raw and not os.path.exists(raw):
             raise unsupported(word, f"{key} {raw!r}")
+    if not os.path.exists(raw) and like_path(raw, folder):
+        return os.path.normpath(beside)  # where it should be
     return raw

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -65,7 +63,12 @@ class Magnitudes:
         return int(self.upper.sum())
 
     def narrow(self, k: int) -> None:
-        """Between the rounds: find the bin of the k-th largest, 1 <= k <= total."""
+        """Between the rounds: find the bin of the k-th largest.
+
+        Raises: ValueError unless 1 <= k <= total.
+        """
+        if not 1 <= k <= self.total:
+            raise ValueError(f"k={k}: expected a rank from 1 to {self.total}, as many were seen")
         above = self.upper.flip(0).cumsum(0).flip(0)  # how many lie in this bin or a higher one
         self.bin = int((above >= k).nonzero().max())
         self.rank = k - int(above[self.bin] - self.upper[self.bin])
@@ -80,18 +83,6 @@ class Magnitudes:
         above = self.lower.flip(0).cumsum(0).flip(0)
         low = int((above >= self.rank).nonzero().max())
         return torch.tensor((self.bin << 16) | low, dtype=torch.int32).view(torch.float32).item()
-
-
-def kth_magnitude(tensors: Iterable[Tensor], k: int) -> float:
-    """The k-th largest magnitude of all of them, which are gone through twice (pass a list)."""
-    tensors = list(tensors)
-    magnitudes = Magnitudes()
-    for tensor in tensors:
-        magnitudes.count(tensor)
-    magnitudes.narrow(k)
-    for tensor in tensors:
-        magnitudes.refine(tensor)
-    return magnitudes.kth()
 
 
 def _bits(tensor: Tensor) -> Tensor:

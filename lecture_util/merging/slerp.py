@@ -10,17 +10,18 @@ import math
 import torch
 from torch import Tensor
 
-from .tensors import cast_back, one_shape, wide
+from .tensors import one_shape, wide
 
 NEARLY = 0.9995  # mergekit: |cosine| beyond which it goes straight
 NOTHING = 1e-8  # mergekit: length up to which a tensor counts as zero
 TINY = 1e-6  # radians: from here on there is no arc to speak of
+FLAT = 1e-2  # radians from opposite: there the coefficients are large, and cancel
 
 
 def lerp(v0: Tensor, v1: Tensor, t: float) -> Tensor:
     """(1-t) v0 + t v1, the straight way. Shapes: alike -> the same; dtype of v0."""
     one_shape([v0, v1], "v")
-    return cast_back(wide(v0) * (1 - t) + wide(v1) * t, v0)
+    return (wide(v0) * (1 - t) + wide(v1) * t).to(v0.dtype)
 
 
 def angle(v0: Tensor, v1: Tensor) -> float:
@@ -43,6 +44,8 @@ def slerp(v0: Tensor, v1: Tensor, t: float, *, nearly: str = "exact") -> Tensor:
     The whole tensor is one vector; the coefficients multiply the tensors as they are, so lengths
     go from |v0| to |v1| and equal lengths stay equal. Parallel tensors, opposite ones (every arc
     between them is as good as another) and a zero tensor (it has no direction) go straight.
+    Within half a degree of opposite, two large multiples nearly cancel and take fp32's digits with
+    them, so there "exact" computes in fp64.
 
     nearly: "lerp" goes straight within 1.8 degrees of parallel or opposite already, and takes the
             angle to a zero tensor for 90 degrees, as mergekit does.
@@ -57,11 +60,13 @@ def slerp(v0: Tensor, v1: Tensor, t: float, *, nearly: str = "exact") -> Tensor:
         a = math.pi / 2 if min(lengths) <= NOTHING else a
         straight = abs(math.cos(a)) > NEARLY
     else:
+        if math.pi - a < FLAT and not v0.dtype == v1.dtype == torch.float64:
+            return slerp(v0.double(), v1.double(), t).to(v0.dtype)
         straight = min(a, math.pi - a) < TINY
     if straight:
         return lerp(v0, v1, t)
     s0, s1 = math.sin((1 - t) * a) / math.sin(a), math.sin(t * a) / math.sin(a)
-    return cast_back((wide(v0) * s0).add_(wide(v1), alpha=s1), v0)
+    return (wide(v0) * s0).add_(wide(v1), alpha=s1).to(v0.dtype)
 
 
 def _unit(vector: Tensor) -> Tensor | None:

@@ -6,11 +6,13 @@ merged, harmful: four ways to keep a share `density` of a task vector's entries.
 
 from __future__ import annotations
 
+from numbers import Real
+
 import torch
 from torch import Tensor
 
 from .select import least, only
-from .tensors import wide
+from .tensors import require_floats, wide
 
 
 def trim(delta: Tensor, density: float, *, threshold: float | None = None) -> Tensor:
@@ -20,7 +22,8 @@ def trim(delta: Tensor, density: float, *, threshold: float | None = None) -> Te
     Shapes: any -> the same.
     Source: Yadav et al. 2023, arXiv:2306.01708, section 4 step 1.
     """
-    _check_share("density", density)
+    density = _share("density", density)
+    require_floats(delta=delta)
     if density >= 1 or not delta.numel():
         return delta.clone()
     if density <= 0:
@@ -43,7 +46,8 @@ def drop(
     Shapes: any -> the same.
     Source: Yu et al. 2023, arXiv:2311.03099, equation 2.
     """
-    _check_share("density", density)
+    density = _share("density", density)
+    require_floats(delta=delta)
     if density >= 1:
         return delta.clone()
     if density <= 0:
@@ -62,8 +66,8 @@ def breadcrumbs(
     Shapes: any -> the same.
     Source: Davari and Belilovsky 2023, arXiv:2312.06795, section 3.
     """
-    _check_share("density", density)
-    _check_share("gamma", gamma)
+    density, gamma = _share("density", density), _share("gamma", gamma)
+    require_floats(delta=delta)
     if density >= 1 or not delta.numel():
         return delta.clone()
     if scope not in ("row", "tensor"):
@@ -83,12 +87,9 @@ def keep_probabilities(delta: Tensor, density: float, epsilon: float) -> Tensor:
     the paper's window. Shapes: any -> the same, fp32 or wider.
     Source: Deep et al. 2024, arXiv:2406.11617, section 3.
     """
-    _check_share("density", density)
-    if not 0 <= epsilon or density - epsilon <= 0 or density + epsilon > 1:
-        raise ValueError(
-            f"density={density} with epsilon={epsilon} spans {density - epsilon:g} to "
-            f"{density + epsilon:g}: probabilities must lie above 0 and at most at 1"
-        )
+    density = _share("density", density)
+    require_floats(delta=delta)
+    check_window(density, epsilon)
     n = delta.shape[-1] if delta.ndim else 1
     if n < 2:
         return torch.full_like(wide(delta), density)
@@ -96,6 +97,15 @@ def keep_probabilities(delta: Tensor, density: float, epsilon: float) -> Tensor:
     result = torch.empty_like(wide(delta))
     rising = (density - epsilon) + torch.arange(n).to(result) * (2 * epsilon / (n - 1))
     return result.scatter_(-1, order, rising.expand_as(delta))
+
+
+def check_window(density: float, epsilon: float, whose: str = "") -> None:
+    """Require density +/- epsilon to be probabilities. Raises: ValueError, beginning with whose."""
+    if not 0 <= epsilon or density - epsilon <= 0 or density + epsilon > 1:
+        raise ValueError(
+            f"{whose}density={density} with epsilon={epsilon} spans {density - epsilon:g} to "
+            f"{density + epsilon:g}: probabilities must lie above 0 and at most at 1"
+        )
 
 
 def magprune(
@@ -110,7 +120,8 @@ def magprune(
 
     Shapes: any -> the same. Source: as `keep_probabilities`.
     """
-    _check_share("density", density)
+    density = _share("density", density)
+    require_floats(delta=delta)
     if density >= 1:
         return delta.clone()
     if density <= 0:
@@ -136,6 +147,8 @@ def _rescaled(delta: Tensor, kept: Tensor, p: Tensor | float, rescale: str | Non
     return thin.mul_(before / after)
 
 
-def _check_share(name: str, share: float) -> None:
-    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+def _share(name: str, share: float) -> float:
+    """A Python float, or n * share of a float32 would round."""
+    if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= share <= 1:
         raise ValueError(f"{name} is {share!r}: expected the share of entries, between 0 and 1")
+    return float(share)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,19 +16,44 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def cast_back(mixed: Tensor, like: Tensor) -> Tensor:
-    """Cast once, to the dtype of `like`."""
-    return mixed.to(like.dtype)
-
-
 def all_finite(tensor: Tensor) -> bool:
     """In one pass without a mask, ten times as fast: NaN comes through both ends."""
     return not tensor.numel() or all(bool(edge.isfinite()) for edge in tensor.aminmax())
 
 
+def require_floats(**tensors: Tensor) -> None:
+    """Require dense tensors of real floating-point numbers: others have no mean, and no angle.
+
+    Raises: TypeError, TensorMismatch with the keyword's name.
+    """
+    for name, tensor in tensors.items():
+        _require_dense(name, tensor)
+        if not tensor.is_floating_point():
+            raise TensorMismatch(
+                f"{name} is {tensor.dtype}: expected floating-point numbers. A quantized "
+                "checkpoint? Merge first, quantize after"
+            )
+
+
+def one_weight_each(
+    weights: Sequence[float] | None, tensors: Sequence[Any], kind: str
+) -> list[float]:
+    """A list of as many weights as tensors, all 1 where none are given. Raises: ValueError."""
+    if weights is None:
+        weights = [1.0] * len(tensors)
+    weights = weights.tolist() if hasattr(weights, "tolist") else list(weights)
+    if not tensors or len(weights) != len(tensors):
+        raise ValueError(f"{len(weights)} weights for {len(tensors)} {kind}: expected one each")
+    return weights
+
+
 def one_shape(tensors: Sequence[Tensor], name: str) -> None:
-    """Require tensors of one shape, called `name`0, `name`1 ...: nothing is broadcast here."""
+    """Require floats of one shape, called `name`0, `name`1 ...: nothing is broadcast here.
+
+    Raises: ShapeError, and as `require_floats`.
+    """
     for i, tensor in enumerate(tensors):
+        require_floats(**{f"{name}{i}": tensor})
         if tensor.shape != tensors[0].shape:
             raise ShapeError(
                 f"{name}{i} is {tuple(tensor.shape)} but {name}0 is {tuple(tensors[0].shape)}: "
@@ -69,13 +95,15 @@ def map_states(function: Callable[..., Tensor], *states: Mapping[str, Tensor]) -
 def same_tensors(name: str, tensors: list[Tensor], expected: int) -> None:
     """Require one a model, of one shape, all floats or all whole numbers that agree.
 
-    Raises: KeyError, ShapeError, TensorMismatch, ValueError, each with the tensor's name.
+    Raises: KeyError, ShapeError, TypeError, TensorMismatch, ValueError with the tensor's name.
     """
     if len(tensors) != expected:
         raise KeyError(
             f"{name} is in {len(tensors)} of {expected} models: only models of one architecture "
             "can be merged"
         )
+    for i, tensor in enumerate(tensors):
+        _require_dense(name, tensor, f" in model {i}")
     first = tensors[0]
     for i, tensor in enumerate(tensors[1:], 1):
         if tensor.shape != first.shape:
@@ -94,3 +122,12 @@ def same_tensors(name: str, tensors: list[Tensor], expected: int) -> None:
                 f"{name} holds whole numbers ({first.dtype}) and differs between models 0 and "
                 f"{i}: there is no mean of such a buffer; make them agree first"
             )
+
+
+def _require_dense(name: str, tensor: Any, where: str = "") -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}{where}: expected a tensor")
+    if tensor.layout != torch.strided:
+        raise TensorMismatch(f"{name} is sparse{where}: make it dense first, with to_dense()")
+    if tensor.is_complex():
+        raise TensorMismatch(f"{name} is {tensor.dtype}{where}: merging is for real numbers")

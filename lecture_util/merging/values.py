@@ -31,6 +31,13 @@ def resolve(setting: Any, name: str, t: float) -> Any:
     return setting[low] * (1 - (at - low)) + setting[low + 1] * (at - low)
 
 
+def filters(setting: Any) -> list[str]:
+    """The filters in a setting that must be part of some tensor's name."""
+    entries = setting if isinstance(setting, list) else [setting]
+    found = [entry.get("filter") for entry in entries if isinstance(entry, Mapping)]
+    return [pattern for pattern in found if pattern not in (None, "*")]
+
+
 def read_value(word: str, value: Any) -> Any:
     """A setting as the recipe has it, checked, its numbers as floats.
 

@@ -20,16 +20,20 @@ Vocab = Mapping[str, int]
 
 
 def read_vocab(folder: Path) -> dict[str, int]:
-    """Token to number, added tokens included. Raises: WeightsError without a tokenizer.json."""
+    """Token to number, in the order of the numbers, added tokens included.
+
+    Raises: WeightsError without a tokenizer.json, or one that is none.
+    """
     from tokenizers import Tokenizer
 
     path = folder / TOKENIZER
     if not path.is_file():
         raise WeightsError(f"{folder} holds no tokenizer.json: its tokens can't be told apart")
     try:
-        return Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
+        vocab = Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
     except Exception as error:  # the library raises plain Exception
         raise WeightsError(f"{path} can't be read as a tokenizer ({error})") from error
+    return dict(sorted(vocab.items(), key=lambda entry: entry[1]))  # its own order is a hash's
 
 
 def union(vocabs: Sequence[Vocab]) -> dict[str, int]:

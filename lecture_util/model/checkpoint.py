@@ -8,6 +8,7 @@ Face tensors make up each parameter, `unstack` takes a parameter apart again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 from .config import Config
 from .linear import Linear
 from .transformer import Transformer
+
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 class WeightsError(OSError):
@@ -68,11 +71,17 @@ def save_folder(model: Transformer, folder: str | Path, tokenizer=None) -> Path:
 
 @contextlib.contextmanager
 def new_folder(folder: str | Path) -> Iterator[Path]:
-    """Yield a partial folder, renamed to `folder` on success and removed on any failure."""
+    """Yield a partial folder, renamed to `folder` on success and removed on any failure.
+
+    So are the parents that were made for it, if nobody has put anything there meanwhile.
+    Raises: FileExistsError if `folder` exists, or does in the end; WeightsError if it can't be
+            written.
+    """
     folder = Path(folder)
     if folder.exists():
         raise FileExistsError(f"{folder} exists: choose another name or remove it first")
     partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
+    made = [parent for parent in partial.parents if not parent.exists()]
     try:
         partial.mkdir(parents=True)
         yield partial
@@ -80,12 +89,21 @@ def new_folder(folder: str | Path) -> Iterator[Path]:
     except WeightsError:  # of what was being read
         raise
     except (OSError, SafetensorError) as error:
+        if getattr(error, "errno", None) in (errno.ENOTEMPTY, errno.EEXIST) and folder.is_dir():
+            raise FileExistsError(
+                f"{folder} exists now: another run made it meanwhile, and it was left alone"
+            ) from error
+        full = getattr(error, "errno", None) in FULL
+        full |= any(f"os error {number})" in str(error) for number in FULL)  # as safetensors says
         raise WeightsError(
-            f"writing {folder} failed ({error}): free some space there, or name another place "
-            "(for the course's own copies, in $LECTURE_CACHE); nothing half-written was kept"
+            f"writing {folder} failed ({error}): {'free some space there, or ' * full}name another "
+            "place (for the course's own copies, in $LECTURE_CACHE); nothing half-written was kept"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        for parent in made:
+            with contextlib.suppress(OSError):  # not empty: in use
+                parent.rmdir()
 
 
 def hf_names(config: Config) -> dict[str, list[str]]:
@@ -196,12 +214,23 @@ def shards_of(folder: Path) -> list[str]:
         return sorted(set(names["weight_map"].values()))
     if (folder / "model.safetensors").is_file():
         return ["model.safetensors"]
+    if other := another_format(folder):
+        raise WeightsError(f"{folder} {other}")
     pickles = [p.name for p in (*folder.glob("*.bin"), *folder.glob("*.pt*"))]
     found = f"only {pickles[0]}, a pickle, which can run code when loaded" if pickles else "none"
     raise WeightsError(
         f"{folder} should hold model.safetensors but holds {found}: save the model again "
         "with save_pretrained(..., safe_serialization=True)"
     )
+
+
+def another_format(path: Path) -> str | None:
+    """What a path without a checkpoint holds instead, and what to do; None if we can't tell."""
+    if (path / "adapter_config.json").is_file():
+        return "is an adapter: merge it into its base first, with peft's merge_and_unload()"
+    if path.suffix.lower() == ".gguf" or any(path.glob("*.gguf")):
+        return "is GGUF, made for llama.cpp: pass the safetensors checkpoint it was made from"
+    return None
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from .checkpoint import WeightsError, load_folder
+from .checkpoint import WeightsError, another_format, load_folder
 from .transformer import Transformer
 
 REFERENCE = "smollm2-135m"
@@ -58,18 +58,46 @@ def load_tokenizer(name: str | Path | None = None):
 
 
 def locate(name: str | Path | None = None) -> Path:
-    """The folder that holds a checkpoint, converting or downloading it if need be."""
+    """The folder that holds a checkpoint, converting or downloading it if need be.
+
+    What is written like a path (see `like_path`) is never asked of the hub.
+    """
     name = str(name or os.environ.get("LECTURE_MODEL") or REFERENCE)
     if os.path.isfile(os.path.join(name, "config.json")):  # os.path: any string may be asked for
         return Path(name)
     if os.path.exists(name):
-        raise WeightsError(f"{name} exists but holds no config.json: pass a checkpoint's folder")
+        other = another_format(Path(name))
+        plain = "exists but holds no config.json: pass a checkpoint's folder"
+        raise WeightsError(f"{name} {other or plain}")
+    if like_path(name):
+        place = os.path.dirname(os.path.abspath(name))
+        held = "does not exist"
+        if os.path.isdir(place):
+            folders = sorted(entry.name for entry in os.scandir(place) if entry.is_dir())
+            held = f"holds {', '.join(folders[:8]) or 'no folders'}"
+        raise WeightsError(f"no model {name!r}: looked in {place}, which {held}")
     if name == REFERENCE:
         from .reference import prepare
 
         with contextlib.suppress(ModuleNotFoundError):
             return prepare()
     return _from_hub(name)
+
+
+def like_path(name: str, folder: str | Path = ".") -> bool:
+    """Whether a name means a folder and no hub id, `owner/model`, even if there is none.
+
+    So it is if it starts with . / or ~, ends with /, has more than one / in it, or if what is
+    before the / is a folder inside `folder`.
+    """
+    slashes = name.count("/")
+    parent = os.path.join(folder, os.path.dirname(name))
+    return (
+        name.startswith((".", "/", "~"))
+        or name.endswith("/")
+        or slashes > 1
+        or (slashes == 1 and os.path.isdir(parent))
+    )
 
 
 def _from_hub(name: str) -> Path:

@@ -44,6 +44,36 @@ def _keeps_refused(states, score):
     return soup, inside
 
 
+def _raises_the_bar(states, score):
+    order = sorted(range(len(states)), key=lambda i: -score(states[i]))
+    inside, best = order[:1], score(states[order[0]])
+    for i in order[1:]:
+        new = score(_mix([states[j] for j in (*inside, i)]))
+        if new >= best:
+            inside.append(i)
+        best = new
+    return _mix([states[j] for j in inside]), inside
+
+
+def _most_helpful(rank):
+    """The next is whoever helps most; rank orders the indices, and so decides between equals."""
+
+    def answer(states, score):
+        inside, left = [], rank([score(state) for state in states])
+        best, soup = -math.inf, None
+        while left:
+            mixes = [_mix([states[j] for j in (*inside, i)]) for i in left]
+            scores = [score(mix) for mix in mixes]
+            k = scores.index(max(scores))
+            if scores[k] < best:
+                break
+            best, soup = scores[k], mixes[k]
+            inside.append(left.pop(k))
+        return soup, inside
+
+    return answer
+
+
 def _adds_in_place(states, score):
     right = _soups()(states, score)
     for name in states[0]:
@@ -299,6 +329,20 @@ ATTEMPTS = [
     ("11.1", "leftovers", _keeps_refused, "should leave no trace"),
     ("11.1", "own score", _soups(accept=lambda new, best, first, own: own >= best),
      "judged by its own score"),
+    ("11.1", "raises the bar", _raises_the_bar, "becomes the one to reach even if it is refused"),
+    ("11.1", "lenient", _soups(accept=lambda new, best, first, own: new >= best - 0.01),
+     "a small fall is let through"),
+    ("11.1", "most helpful", _most_helpful(
+        lambda scores: sorted(range(len(scores)), key=lambda i: -scores[i])),
+     "11.1 Greedy soup: you pick whoever helps most at each step"),
+    ("11.1", "most helpful, in list order", _most_helpful(lambda scores: list(range(len(scores)))),
+     "11.1 Greedy soup: you pick whoever helps most at each step"),
+    ("11.1", "members from 1", _soups(after=lambda members: [i + 1 for i in members]),
+     "score=score: members: item 0: got "),
+    ("11.1", "no members", _soups(after=lambda members: []), "members: it has 0 items, expected"),
+    ("11.1", "soup halved", lambda states, score: (
+        _mix([_soups()(states, score)[0]], 2), _soups()(states, score)[1]),
+     "soup: under 'weight': at [0, 0]: got "),
     ("11.1", "sum", _soups(mix=lambda soup, members, x: _mix([*members, x], 1)), "by their number"),
     ("11.1", "sorted members", _soups(after=sorted), "the members are right, but sorted"),
     ("11.1", "soup only", lambda states, score: _soups()(states, score)[0], "a tuple of 2"),
@@ -320,10 +364,20 @@ ATTEMPTS = [
      "quaternions"),
     ("11.2", "degrees", _arcs(theta=lambda v0, v1: 180 / math.pi * _theta(v0, v1),
                               none=lambda a, v0, v1: False), "sin takes radians"),
+    ("11.2", "length of v0", _arcs(then=lambda out, v0, v1, t: _unit(out) * v0.norm()),
+     "stretched to v0's length"),
     ("11.2", "as the tool", _arcs(none=lambda a, v0, v1: abs(math.cos(a)) > 0.9995),
-     "although there is an arc: only"),
+     "less than 0.03 from 0 and pi, where"),
     ("11.2", "straight when small", _arcs(none=lambda a, v0, v1: math.cos(a) > 0.9995),
-     "near 0 at least"),
+     "less than 0.03 from 0, where"),
+    ("11.2", "straight near pi", _arcs(none=lambda a, v0, v1: math.cos(a) < -0.9995),
+     "less than 0.03 from pi, where"),
+    ("11.2", "straight below 0.01", _arcs(none=lambda a, v0, v1: min(a, math.pi - a) < 1e-2),
+     "less than 0.01 from 0 and pi, where"),
+    ("11.2", "straight below 0.01, at 0 alone", _arcs(
+        none=lambda a, v0, v1: a < 1e-2 or math.pi - a < 1e-6), "less than 0.01 from 0, where"),
+    ("11.2", "straight below 0.01, at pi alone", _arcs(
+        none=lambda a, v0, v1: a < 1e-6 or math.pi - a < 1e-2), "less than 0.01 from pi, where"),
     ("11.2", "cosine for angle", _arcs(theta=lambda v0, v1: math.cos(_theta(v0, v1)),
                                        none=lambda a, v0, v1: False), "where the angle should be"),
     ("11.2", "parallel forgotten", _arcs(
@@ -351,6 +405,13 @@ ATTEMPTS = [
     ("11.3", "one vote each", _loops(elect=lambda values: _s(sum(map(_s, values)))), "one vote"),
     ("11.3", "mean of signs", _loops(
         elect=lambda values: _s(sum(_s(v) for v in values) / len(values))), "one vote"),
+    ("11.3", "squares vote", _loops(elect=lambda values: _s(sum(v * abs(v) for v in values))),
+     "squares vote in yours"),
+    ("11.3", "small sums are 0", _loops(
+        elect=lambda values: _s(sum(values)) if abs(sum(values)) >= 0.2 else 0),
+     "small sums count as 0"),
+    ("11.3", "flat", lambda trimmed: _loops()(trimmed).flatten(),
+     "for trimmed=4 tensors of shape (3, 7): shape (21,)"),
     ("11.3", "the largest decides", _loops(elect=lambda values: _s(max(values, key=abs))),
      "decides alone"),
     ("11.3", "no rule", _loops(zero=lambda signs, rows: 0), "yours gives 0"),
@@ -392,7 +453,11 @@ ATTEMPTS = [
         thin * (delta.abs().sum() / thin.abs().sum()))), "where nobody stays"),
     ("11.4", "variance before", _drops(spread=lambda d, thin, p: p * (1 - p) * d * d),
      "before the rescale"),
-    ("11.4", "divided once", _drops(spread=lambda d, thin, p: (1 - p) * d * d), "density once"),
+    ("11.4", "divided once", _drops(spread=lambda d, thin, p: (1 - p) * d * d), "density once: "),
+    ("11.4", "divided thrice", _drops(spread=lambda d, thin, p: (1 - p) / p**2 * d * d),
+     "density once too often"),
+    ("11.4", "drop rate squared", _drops(spread=lambda d, thin, p: (1 - p) ** 2 * d * d),
+     "the drop rate's square"),
     ("11.4", "odds turned", _drops(spread=lambda d, thin, p: p / (1 - p) * d * d),
      "have changed places: the more"),
     ("11.4", "no delta", _drops(spread=lambda d, thin, p: torch.ones_like(d) * (1 / p - 1)),
@@ -440,6 +505,11 @@ ATTEMPTS = [
         d, pairs=lambda d: [(x, y) for x in d for y in d])), "paired with itself"),
     ("11.5", "sum of cosines", _stocks(cos=lambda d: _cos(d) * len(d) * (len(d) - 1) / 2),
      "*sum* of the pairs'"),
+    ("11.5", "pooled", _stocks(cos=lambda d: _cos(d, of=lambda x, y: (x @ y).item())
+                               / _cos(d, of=lambda x, y: (x.norm() * y.norm()).item())),
+     "all dot products together"),
+    ("11.5", "sum of offsets", _stocks(t_of=lambda c, N: N * N * c / (1 + (N - 1) * c)),
+     "the *sum* of the offsets"),
     ("11.5", "mean angle", _stocks(cos=lambda d: math.cos(
         _cos(d, of=lambda x, y: math.acos(_bare(x, y))))), "cosine of the mean angle"),
     ("11.5", "no lengths", _stocks(cos=lambda d: _cos(d, of=lambda x, y: (x @ y).item())),
@@ -478,6 +548,10 @@ ATTEMPTS = [
         first, second, [x / sum(w) for x in w]), "divided by their sum"),
     ("11.6", "halved", _cats(b=lambda w: w / 2), "the change is halved"),
     ("11.6", "one root", _cats(b=lambda w: math.sqrt(abs(w))), "the square root of each weight"),
+    ("11.6", "first weight twice", lambda first, second, w: _cats()(first, second, [w[0]] * 2),
+     "both changes have the first weight"),
+    ("11.6", "tripled", _cats(b=lambda w: 3 * w),
+     "for first=an adapter of rank 2, second=an adapter of rank 2, weights=[0."),
     ("11.6", "first only", lambda first, second, w: (first[0], w[0] * first[1]), "only the first"),
     ("11.6", "roots of sizes", _cats(lambda w: math.sqrt(abs(w)), lambda w: math.sqrt(abs(w))),
      "has lost its sign"),

@@ -23,7 +23,7 @@ from lecture_util.merging.adapters import (
 from lecture_util.model.checkpoint import WeightsError, hf_state, save_folder
 from lecture_util.model.config import Config
 from lecture_util.model.linear import Linear
-from lecture_util.model.shapes import ShapeError
+from lecture_util.model.shapes import ShapeError, TensorMismatch
 from lecture_util.model.train import IGNORE
 from lecture_util.model.transformer import Transformer
 
@@ -266,10 +266,27 @@ def test_files_that_are_no_adapters_are_refused(tmp_path):
         save_file(tensors, path, metadata)
         with pytest.raises(WeightsError, match=words):
             load_adapter(path)
+    theirs = {f"base_model.model.q.lora_{x}.weight": torch.ones(2, 2) for x in "AB"}
+    save_file(theirs, path, {"format": "pt"})
+    words = "is no adapter in this course's format, but PEFT's: merge it into its model with PEFT"
+    with pytest.raises(WeightsError, match=words):
+        load_adapter(path)
+    folder = tmp_path / "peft"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(WeightsError, match=words):
+        load_adapter(folder)
     whole = save_adapter(drawn({"w": (50, 50)}, 2), path).read_bytes()
     path.write_bytes(whole[:-10])
     with pytest.raises(WeightsError, match="is no adapter"):
         load_adapter(path)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64])
+def test_a_weight_that_is_no_float_is_not_changed(dtype):
+    state = {"w": torch.ones(3, 2).to(dtype)}
+    with pytest.raises(TensorMismatch, match=f"w is {dtype}"):
+        apply(state, drawn({"w": (3, 2)}, 1))
 
 
 def test_an_adapter_of_another_model_is_refused(model):
@@ -286,7 +303,7 @@ def test_an_adapter_of_another_model_is_refused(model):
 
 def test_bad_arguments_are_named(model):
     one, wide = drawn({"w": (2, 3)}, 1), drawn({"w": (2, 4)}, 1)
-    with pytest.raises(ValueError, match="1 adapters and 2 weights"):
+    with pytest.raises(ValueError, match="2 weights for 1 adapters: expected one each"):
         combine([one], [1, 2])
     with pytest.raises(ValueError, match="0 adapters"):
         combine([], [])

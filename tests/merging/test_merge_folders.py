@@ -1,5 +1,6 @@
 """Folders in, folder out: `merge` writes what the methods say, and transformers loads it."""
 
+import dataclasses
 import json
 
 import pytest
@@ -11,7 +12,7 @@ from lecture_util.merging.checkpoint import Folder
 from lecture_util.merging.merge import Job, main, merge
 from lecture_util.merging.methods import METHODS
 from lecture_util.merging.plan import merge_states
-from lecture_util.merging.recipe import RecipeError
+from lecture_util.merging.recipe import RecipeError, read_recipe
 from lecture_util.model.checkpoint import load_folder, save_folder
 from lecture_util.model.config import Config
 from lecture_util.model.transformer import Transformer
@@ -153,7 +154,23 @@ def test_tokenizer_generation_settings_and_recipe_lie_beside(kit, tmp_path):
     out = merge(plan, tmp_path / "out", progress=False)
     names = ("tokenizer.json", "chat_template.jinja", "generation_config.json")
     assert all((out / name).read_bytes() == (a / name).read_bytes() for name in names)
-    assert (out / "merge_recipe.yml").read_text() == plan.text
+    assert (out / "merge_recipe.yml").read_text().endswith("\n" + plan.text)
+
+
+def test_the_recipe_beside_tells_what_its_text_does_not(kit, tmp_path, monkeypatch):
+    """Run from the command line, with models beside the recipe: seed, convention, where from."""
+    copy(kit / "a", tmp_path / "work" / "a")
+    tokenizer(copy(kit / "b", tmp_path / "work" / "b\nc"), {"x": 0})
+    (tmp_path / "work" / "r.yml").write_text("merge_method: linear\nmodels: [{model: a}]\nseed: 1")
+    monkeypatch.chdir(tmp_path / "work")
+    assert main(["r.yml", "out", "--seed", "7", "--convention", "mergekit"]) == 0
+    said = (tmp_path / "work" / "out" / "merge_recipe.yml").read_text().splitlines()
+    assert said[1:4] == ["# seed: 7", "# convention: mergekit", f'# "a": "{tmp_path}/work/a"']
+    assert said[4] == "merge_method: linear"
+    plan = recipe("linear", [tmp_path / "work" / "b\nc"], convention={"rescale": "l1"})
+    again = merge(plan, tmp_path / "out", progress=False) / "merge_recipe.yml"
+    assert read_recipe(again) == dataclasses.replace(plan, text=again.read_text())
+    assert '# convention: {"rescale": "l1", "trim_scope": "model"' in again.read_text()
 
 
 def test_progress_is_shown_unless_unwanted(kit, tmp_path, capsys):
@@ -288,6 +305,14 @@ def test_two_tied_models_stacked_are_untied(kit, tmp_path):
     assert torch.equal(state(out)[EMBED], state(kit / "tied_a")[EMBED])
     assert torch.equal(state(out)[HEAD], state(kit / "tied_b")[EMBED])
     assert not loaded(out).config.tie_word_embeddings
+    for choice in ("mergekit", {"two_ends": "tied"}):  # as the tool: the last one's is lost
+        plan = plan.replaced(convention=choice)
+        theirs = merge(plan, tmp_path / str(choice), progress=False)
+        assert torch.equal(state(theirs)[EMBED], state(kit / "tied_a")[EMBED])
+        assert HEAD not in state(theirs) and loaded(theirs).config.tie_word_embeddings
+    mixed = sliced("passthrough", [[(kit / "tied_a", 0, 2)], [(kit / "a", 2, 3)]])
+    free = merge(mixed.replaced(convention="mergekit"), tmp_path / "free", progress=False)
+    assert torch.equal(state(free)[HEAD], state(kit / "a")[HEAD])
     one = sliced("passthrough", [[(kit / "tied_a", 0, 2)], [(kit / "tied_a", 1, 3)]])
     assert HEAD not in state(merge(one, tmp_path / "one", progress=False))
 

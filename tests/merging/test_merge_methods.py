@@ -5,6 +5,7 @@ import functools
 import hashlib
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -18,7 +19,6 @@ from lecture_util.merging.recipe import resolve
 from lecture_util.merging.tensors import (
     all_finite,
     by_chunks,
-    cast_back,
     map_states,
     one_shape,
     same_tensors,
@@ -123,6 +123,15 @@ BAD = [
     ("model_stock", {"filter_wise": "yes"}, r"filter_wise is 'yes', expected true or false"),
     ("ties", {"density": 1.5}, r"ties: density is 1.5, expected a number between 0 and 1"),
     ("ties", {"density": [0.1, -0.1, 0.1]}, r"density is -0.1, expected a number between 0 and 1"),
+    ("linear", {"weight": [0.5, -1, 0.5]}, r"linear: the weights \[0.5, -1.0, 0.5\] sum to 0"),
+    ("linear", {"weight": 0}, r"linear: the weights .* sum to 0"),
+    ("della", {"density": [0.5, 0.02, 0.5]}, r"della: model 1: density=0.02 with epsilon=0.07"),
+    ("della", {"density": [1, 0, 0.97]}, r"della: model 2: density=0.97 with epsilon=0.07 spans"),
+    ("della_linear", {"density": 0.5, "epsilon": 0.6}, r"della_linear: model 0: density=0.5"),
+    ("dare_ties", {"density": [0.5, None, 0.5]}, r"for model 1: set it among that model's param"),
+    ("linear", {"weight": 1e300}, r"linear: weight is 1e\+300, expected a number"),
+    ("TIES", {}, r"merge method 'TIES' is unknown: did you mean 'ties'\?"),
+    ("ties", {"Density": 0.2}, r"ties has no parameter 'Density': did you mean 'density'\?"),
     ("breadcrumbs", {"density": 0.5, "gamma": 2}, r"gamma is 2, expected a number between 0 and 1"),
 ]
 
@@ -131,6 +140,22 @@ BAD = [
 def test_settings_that_cannot_be_are_refused_with_the_reason(name, given, message):
     with pytest.raises(ValueError, match=message):
         settings(name, given, 3, PAPER)
+
+
+def test_settings_may_be_tensors_and_arrays_of_one_a_model():
+    for made in (torch.tensor, np.array):
+        full = settings("ties", {"weight": made([0.5, 2.0]), "lambda": made(0.5)}, 2, PAPER)
+        assert full["weight"] == [0.5, 2.0] and full["lambda"] == 0.5
+        assert type(full["weight"][0]) is float
+        with pytest.raises(ValueError, match="ties got 3 of 'weight' for 2 models"):
+            settings("ties", {"weight": made([0.5, 2.0, 1.0])}, 2, PAPER)
+    assert settings("linear", {"weight": 1, "normalize": np.bool_(False)}, 2, PAPER)["weight"]
+
+
+def test_weights_that_cancel_are_no_matter_where_nothing_is_divided():
+    given = {"weight": [1, -1], "normalize": False}
+    assert settings("linear", given, 2, PAPER)["weight"] == [1, -1]
+    assert settings("linear", {"weight": 1e-9}, 2, PAPER)["weight"] == [1e-9, 1e-9]
 
 
 def test_slerps_t_is_a_share():
@@ -161,6 +186,16 @@ def test_conventions_that_do_not_exist_are_refused():
         conventions({"scale": "l1"})
     with pytest.raises(ValueError, match=r"convention rescale is 'l2': expected one of 'inverse'"):
         conventions({"rescale": "l2"})
+
+
+@pytest.mark.parametrize("name", ["ties", "dare_ties", "breadcrumbs_ties", "della"])
+def test_the_divisors_convention_reaches_every_method_with_elected_signs(name):
+    base, tuned = torch.zeros(4), torch.full((4,), 2.0)
+    given = {"density": 1.0, "weight": -0.5, "normalize": True}
+    for divisor, moved in (("magnitudes", -2), ("signed", 2)):
+        c = Context(dataclasses.replace(PAPER, divisor=divisor))
+        p = filled(name, 1, **given)
+        assert METHODS[name].merge(base, [tuned], p, c).tolist() == [moved] * 4
 
 
 # Draws
@@ -232,14 +267,12 @@ def test_the_majority_is_the_whole_tensors_not_a_chunks(monkeypatch):
 # Tensors and states
 
 
-def test_wide_is_fp32_or_what_is_wider_and_back_is_one_cast():
+def test_wide_is_fp32_or_what_is_wider():
     for dtype in (torch.float16, torch.bfloat16):
         assert wide(torch.ones(2, dtype=dtype)).dtype == torch.float32
     for dtype in (torch.float32, torch.float64):
         x = torch.ones(2, dtype=dtype)
         assert wide(x) is x
-    third = torch.tensor([1 / 3], dtype=torch.float64)
-    assert cast_back(third, torch.ones(1).bfloat16()).item() == third.bfloat16().item()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -276,6 +309,12 @@ def test_states_that_do_not_fit_are_refused_with_the_tensors_name():
         same_tensors("a", [w, w.to(torch.int8)], 2)
     with pytest.raises(ValueError, match=r"a holds whole numbers \(torch.int64\) and differs betw"):
         same_tensors("a", [ints, ints, ints + 1], 3)
+    with pytest.raises(TensorMismatch, match=r"a is torch.complex64 in model 1: merging is for re"):
+        same_tensors("a", [w, w.to(torch.complex64)], 2)
+    with pytest.raises(TensorMismatch, match=r"a is sparse in model 0: make it dense first"):
+        same_tensors("a", [w.to_sparse()], 1)
+    with pytest.raises(TypeError, match=r"a is a list in model 1: expected a tensor"):
+        same_tensors("a", [w, [1.0]], 2)
     same_tensors("a", [w, w.bfloat16(), w.double()], 3)  # floats of several kinds can be merged
     with pytest.raises(ShapeError, match=r"part 2 is \(2,\) but part 0 is \(2, 3\): expected one"):
         one_shape([w, w, torch.ones(2)], "part ")

@@ -118,7 +118,8 @@ def reference(method, states, base, convention, weights, seed=0):
         sign = np.where(sums[name] == 0, if_zero, np.sign(sums[name]))
         inside = [np.sign(m) == sign if elect else np.ones_like(m) for m in moved[name]]
         total = sum(m * k for m, k in zip(moved[name], inside, strict=True))
-        weight = sum(w * k for w, k in zip(weights, inside, strict=True))
+        shares = weights if convention == "mergekit" else [abs(w) for w in weights]
+        weight = sum(w * k for w, k in zip(shares, inside, strict=True))
         total = total / np.where(weight == 0, 1, weight) if mean else total
         out[name] = torch.tensor(base[name].numpy() + 0.7 * total)
     return out
@@ -126,7 +127,7 @@ def reference(method, states, base, convention, weights, seed=0):
 
 @pytest.mark.parametrize("convention", ["paper", "mergekit"])
 @pytest.mark.parametrize("method", [name for name, how in METHODS.items() if how.thin])
-@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [0.3, 1.2, 0.8]])
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [0.3, 1.2, 0.8], [0.3, -1.2, 0.8]])
 @pytest.mark.parametrize("seed", [0, 7])
 def test_task_vector_methods_are_their_formulas_over_a_model(method, convention, weights, seed):
     base, states = model(0), [model(i) for i in (1, 2, 3)]
@@ -234,13 +235,20 @@ def test_by_the_tensor_every_tensor_keeps_its_share():
     assert count(density=0.5, convention="mergekit") == {"small": 5, "large": 5}
 
 
-def test_tensors_of_several_densities_share_one_threshold():
-    """Five of the first and two of the second are seven of both; what is kept whole or not at all
-    takes no part."""
-    sizes = {"half": (10, 0.5), "fifth": (10, 0.2), "all": (5, 1.0), "none": (7, 0.0)}
+def test_tensors_of_several_densities_keep_their_shares():
+    """Each density ranks among its own tensors, whose sizes do not matter; what is kept whole or
+    not at all needs no rank."""
+    sizes = {
+        "half": (10, 0.5),
+        "small": (4, 0.5),
+        "fifth": (10, 0.2),
+        "all": (5, 1.0),
+        "none": (7, 0.0),
+    }
     base = {name: torch.zeros(n) for name, (n, _) in sizes.items()}
     tuned = {
         "half": torch.arange(1.0, 11),
+        "small": torch.tensor([0.1, 0.2, 9.5, 0.3]),
         "fifth": 0.5 + torch.arange(1.0, 11),
         "all": torch.full((5,), 0.1),
         "none": torch.full((7,), 99.0),
@@ -251,8 +259,9 @@ def test_tensors_of_several_densities_share_one_threshold():
     ]
     models = [tuned, base]
     got = dict(merged(METHODS["ties"], pieces, lambda i, name: models[i][name], PAPER))
-    assert got["half"].tolist() == [0] * 7 + [8, 9, 10]
-    assert got["fifth"].tolist() == [0] * 6 + [7.5, 8.5, 9.5, 10.5]
+    assert got["half"].tolist() == [0] * 4 + [5, 6, 7, 8, 9, 10]  # 7 of the 14 of both
+    assert got["small"].tolist() == torch.tensor([0, 0, 9.5, 0]).tolist()
+    assert got["fifth"].tolist() == [0] * 8 + [9.5, 10.5]
     assert torch.equal(got["all"], tuned["all"]) and not got["none"].any()
 
 
@@ -453,6 +462,41 @@ def test_scale_stands_for_lambda():
 def test_a_base_that_a_method_has_no_use_for_is_left_out():
     base, a, b = model(0), model(1), model(2)
     assert_states_close(merge_states("linear", [a, b], base), merge_states("linear", [a, b]))
+
+
+def test_scale_and_lambda_at_once_are_refused():
+    with pytest.raises(ValueError, match="ties got both scale and lambda, which are one"):
+        merge_states("ties", [model(1)], model(0), scale=0.3, **{"lambda": 0.3})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_trainable_models_make_no_graph(method):
+    trainable = lambda i: {k: torch.nn.Parameter(v) for k, v in model(i).items()}  # noqa: E731
+    states = [trainable(i) for i in range(1, count(method) + 1)]
+    got = merge_states(method, states, trainable(0), **needs(method))
+    assert all(tensor.grad_fn is None for tensor in got.values())
+    assert torch.is_grad_enabled()
+
+
+def test_gradients_stay_on_for_whoever_reads_the_merge_as_it_is_made():
+    piece = Piece("w", ((0, "w"),), settings=fill("linear", {}, 1, PAPER))
+    for _ in merged(METHODS["linear"], [piece] * 2, lambda i, name: torch.ones(2), PAPER):
+        assert torch.is_grad_enabled()
+
+
+def test_what_are_no_state_dicts_is_refused_by_name():
+    state, module = model(1), torch.nn.Linear(2, 2)
+    for states, message in (
+        (state, "states is one dict: expected a list of state dicts"),
+        (module, "states is one Linear: expected a list of state dicts"),
+        ([state, module], "model 1 is a Linear: expected a state dict, .* like model.state_dict"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            merge_states("linear", states)
+    with pytest.raises(TypeError, match="base is a Linear: expected a state dict"):
+        merge_states("ties", [state], module)
+    with pytest.raises(TypeError, match="gain is a float in model 0: expected a tensor"):
+        merge_states("linear", [state | {"gain": 1.0}] * 2)
 
 
 def test_progress_is_shown_on_request(capsys):

@@ -270,3 +270,11 @@ def test_what_cannot_be_is_refused_with_the_reason():
             model_stock(x, tuned)
     with pytest.raises(ShapeError, match=r"base is \(2, 3\) but tuned is \(3,\)"):
         model_stock(x, [x, torch.ones(3)])
+    for call in (
+        lambda b: model_stock(x, [x, x], bounds=b),
+        lambda b: stock_ratio(0.5, 2, bounds=b),
+    ):
+        with pytest.raises(ValueError, match="bounds is 'clamp': expected 'clamped' or 'unbound"):
+            call("clamp")
+    with pytest.raises(ValueError, match="N=0: expected the number of fine-tunes, at least 1"):
+        stock_ratio(0.5, 0)

@@ -119,6 +119,15 @@ def test_models_are_looked_for_beside_the_recipe_first(tmp_path):
     assert read.tokenizer_source == str(tmp_path / "a")
 
 
+def test_what_is_written_like_a_path_is_one(tmp_path):
+    """Beside the recipe, where it should be; only `owner/model` may be asked of the hub."""
+    (tmp_path / "m").mkdir()
+    for name in ("m/none", "./none", "none/", "a/b/c"):
+        (read,) = parse(recipe(models=[{"model": name}]), folder=tmp_path).models
+        assert read == str(tmp_path / name)
+    assert parse(recipe(models=[{"model": "owner/m"}]), folder=tmp_path).models == ["owner/m"]
+
+
 @pytest.mark.parametrize(
     ("setting", "t", "value"),
     [
@@ -150,6 +159,7 @@ def test_a_setting_has_one_value_for_each_tensor(setting, t, value):
     [
         ({"merge_method": None}, ["no merge_method", "ties"]),
         ({"merge_method": "tise"}, ["'tise'", "did you mean 'ties'"]),
+        ({"merge_method": "TIES"}, ["'TIES'", "did you mean 'ties'"]),
         ({"merge_method": ["ties"]}, ["['ties']"]),
         ({"models": None}, ["either models or slices"]),
         ({"slices": []}, ["either models or slices, and not both"]),
@@ -278,6 +288,27 @@ def test_what_only_mergekit_reads_is_said_to_be_unsupported(changes, words):
 )
 def test_what_is_not_yaml_is_said_to_be(text):
     refused(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("merge_method: linear\nmerge_method: ties", ["'merge_method' twice, again in line 2"]),
+        (
+            recipe()[:-1] + ', "seed": 1, "parameters": {"weight": 1, "weight": 2}}',
+            ["'weight' twi"],
+        ),
+        (recipe()[:-1] + ', "models": []}', ["'models' twice", "keep one"]),
+    ],
+)
+def test_a_key_given_twice_is_refused(text, words):
+    refused(text, *words)
+
+
+def test_one_key_in_two_places_is_fine():
+    text = "models:\n- {model: a, parameters: &p {weight: 1}}\n- {model: b, parameters: {<<: *p}}"
+    sources = parse(text + "\nmerge_method: linear").slices[0].sources
+    assert [source.parameters for source in sources] == [{"weight": 1.0}] * 2
 
 
 def test_a_mistake_in_yaml_is_located():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.spatial import geometric_slerp
 
 from lecture_util.merging.slerp import angle, lerp, slerp
-from lecture_util.model.shapes import ShapeError
+from lecture_util.model.shapes import ShapeError, TensorMismatch
 
 SHAPES = [(2,), (5,), (1, 5), (7, 1), (3, 5), (2, 3, 7)]
 TS = [0.0, 0.1, 0.5, 0.77, 1.0]
@@ -203,9 +203,25 @@ def test_numbers_have_only_two_directions(t, x, y):
     assert mixed.shape == () and mixed.item() == pytest.approx((1 - t) * x + t * y, abs=1e-12)
 
 
+@pytest.mark.parametrize("apart", [2e-6, 1e-5, 1e-4, 1e-3, 8e-3])
+def test_near_opposite_fp32_models_are_as_exact_as_any(apart):
+    v0 = random((1001,), 3)
+    side = random((1001,), 4)
+    side -= v0 * (side @ v0) / (v0 @ v0)
+    side *= v0.norm() / side.norm()
+    v1 = (-math.cos(apart) * v0 + math.sin(apart) * side).float()
+    exact = slerp(v0.float().double(), v1.double(), 0.3)
+    got = slerp(v0.float(), v1, 0.3)
+    assert got.dtype == torch.float32
+    assert (got - exact).norm() <= 1e-7 * exact.norm()  # one rounding
+
+
 def test_what_cannot_be_is_refused_with_the_reason():
     for method in (slerp, lerp):
         with pytest.raises(ShapeError, match=r"v1 is \(3,\) but v0 is \(2, 3\): expected one"):
             method(torch.ones(2, 3), torch.ones(3), 0.5)
     with pytest.raises(ValueError, match=r"nearly is 'linear': expected 'exact' or 'lerp'"):
         slerp(torch.ones(2), torch.ones(2), 0.5, nearly="linear")
+    for method in (slerp, lerp):
+        with pytest.raises(TensorMismatch, match=r"v1 is torch\.int64: expected floating-point"):
+            method(torch.ones(2), torch.ones(2).long(), 0.5)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lecture_util.merging.soups import greedy_soup, soup
-from lecture_util.model.shapes import ShapeError
+from lecture_util.model.shapes import ShapeError, TensorMismatch
 
 SHAPES = [(), (1,), (5,), (1, 5), (7, 1), (3, 5), (2, 3, 7), (0,), (4, 0)]
 SIZES = {"plain": 1.0, "huge": 1e100, "tiny": 1e-100, "zero": 0.0}
@@ -139,9 +139,27 @@ def test_soups_that_cannot_be_are_refused_with_the_reason():
         soup([])
     with pytest.raises(ValueError, match=r"\[1, -1\] sum to 0.*normalize=False, or use task_arith"):
         soup([w, w], [1, -1])
+    assert soup([w, 3 * w], [1e-9, 1e-9]).tolist() == (2 * w).tolist()  # small is not zero
+    for weights in ([0, 0], [1e20, -1e20], [1e-12, -1e-12]):
+        with pytest.raises(ValueError, match="sum to 0"):
+            soup([w, w], weights)
     assert soup([w, w], [1, -1], normalize=False).tolist() == torch.zeros(2, 3).tolist()
     with pytest.raises(ShapeError, match=r"tensor 1 is \(3,\) but tensor 0 is \(2, 3\)"):
         soup([w, torch.ones(3)])  # would broadcast
+    assert soup([w, 3 * w], torch.tensor([1.0, 1.0])).tolist() == (2 * w).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool, torch.complex64])
+def test_what_is_no_float_has_no_mean(dtype):
+    odd = torch.ones(3).to(dtype)
+    with pytest.raises(TensorMismatch, match=f"tensor 1 is {dtype}"):
+        soup([torch.ones(3), odd])
+    with pytest.raises(TensorMismatch, match=f"tensor 0 is {dtype}"):
+        soup([odd, odd])
+    with pytest.raises(TensorMismatch, match="tensor 0 is sparse: make it dense first"):
+        soup([torch.ones(3).to_sparse()])
+    with pytest.raises(TypeError, match="tensor 0 is a list: expected a tensor"):
+        soup([[1.0]])
 
 
 # Greedy soups
@@ -204,6 +222,18 @@ def test_a_greedy_soup_of_one_is_that_model_and_of_none_is_refused():
     assert greedy_soup([state], lambda state: 0.0).state == state
     with pytest.raises(ValueError, match="greedy_soup got no states: pass at least one"):
         greedy_soup([], lambda state: 0.0)
+
+
+def test_a_score_that_is_no_number_is_refused_with_the_models_place():
+    states = [{"w": torch.tensor(x)} for x in (1.0, 2.0, 4.0)]
+    scores = {1.0: 3.0, 2.0: math.nan, 4.0: 1.0}
+    for order in ([0, 1, 2], [1, 0, 2]):
+        at = order.index(1)
+        with pytest.raises(ValueError, match=f"^state {at} scored NaN: expected a number"):
+            greedy_soup([states[i] for i in order], lambda s: scores[s["w"].item()])
+    scores = {1.0: 3.0, 2.0: 2.0, 4.0: 1.0, 1.5: math.nan}
+    with pytest.raises(ValueError, match=r"the soup of states \[0, 1\] scored NaN"):
+        greedy_soup(states, lambda s: scores[s["w"].item()])
 
 
 def test_whole_numbers_are_not_averaged():

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lecture_util.merging.sparsify import breadcrumbs, drop, keep_probabilities, magprune, trim
+from lecture_util.model.shapes import TensorMismatch
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SHAPES = [(), (1,), (5,), (1, 5), (7, 1), (3, 5), (2, 3, 7), (0,), (4, 0)]
@@ -404,3 +405,25 @@ def test_other_settings_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match=r"density=0.9 with epsilon=0.2 spans 0.7 to 1.1"):
         magprune(torch.ones(3), 0.9, 0.2, seeded())
     keep_probabilities(torch.ones(3), 0.75, 0.25)  # up to 1 is a probability
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.complex64])
+def test_only_floats_are_thinned_out(dtype):
+    odd = torch.ones(3).to(dtype)
+    for thin in (
+        *(lambda x: trim(x, 0.5), lambda x: drop(x, 0.5, seeded()), lambda x: breadcrumbs(x, 0.5)),
+        *(lambda x: magprune(x, 0.5, 0.1, seeded()), lambda x: keep_probabilities(x, 0.5, 0.1)),
+    ):
+        with pytest.raises(TensorMismatch, match=f"delta is {dtype}"):
+            thin(odd)
+
+
+def test_a_share_may_be_any_real_number_and_counts_as_a_double():
+    delta = torch.arange(1.0, 12)
+    assert torch.equal(trim(delta, Fraction(1, 2)), trim(delta, 0.5))
+    assert torch.equal(trim(delta, np.float64(0.5)), trim(delta, 0.5))
+    assert torch.equal(
+        breadcrumbs(delta, np.float32(0.5), np.float32(0.25)), breadcrumbs(delta, 0.5, 0.25)
+    )
+    share = np.float32(0.7)  # a little less than .7; in float32 100,000 times it is 70,000
+    assert trim(torch.arange(1.0, 100_001), share).count_nonzero() == 69_999

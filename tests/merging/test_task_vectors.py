@@ -8,6 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lecture_util.merging.conventions import PAPER
+from lecture_util.merging.methods import METHODS, Context, settings
 from lecture_util.merging.soups import soup
 from lecture_util.merging.task_vectors import (
     apply,
@@ -16,7 +18,7 @@ from lecture_util.merging.task_vectors import (
     task_arithmetic,
     task_vector,
 )
-from lecture_util.model.shapes import ShapeError
+from lecture_util.model.shapes import ShapeError, TensorMismatch
 
 SHAPES = [(), (1,), (5,), (1, 5), (7, 1), (3, 5), (2, 3, 7), (0,)]
 
@@ -53,7 +55,7 @@ def agreeing_by_loop(deltas, weights, signs, normalize):
             for w, d in zip(weights, deltas, strict=True)
             if w * numbers(d)[i] * sign > 0
         ]
-        total, weight = math.fsum(w * x for w, x in inside), math.fsum(w for w, _ in inside)
+        total, weight = math.fsum(w * x for w, x in inside), math.fsum(abs(w) for w, _ in inside)
         out.append(total / weight if normalize and weight else total)
     return like(out, signs)
 
@@ -162,7 +164,8 @@ def test_weights_that_sum_to_nothing_divide_by_one():
     a, b = torch.tensor([3.0]), torch.tensor([1.0])
     assert combine([a, b], [1, -1], normalize=True).tolist() == [2]
     one = torch.ones(1)
-    assert combine([a, -b], [1, -1], signs=one, normalize=True).tolist() == [4]
+    both = combine([a, -b], [1, -1], signs=one, normalize=True, divisor="signed")
+    assert both.tolist() == [4]
 
 
 @given(st.integers(-20, 20), st.booleans())
@@ -206,9 +209,45 @@ def test_what_cannot_be_is_refused_with_the_reason():
     x = torch.ones(2, 3)
     with pytest.raises(ShapeError, match=r"base is \(2, 3\) but tuned is \(3,\): a task vector"):
         task_vector(x, torch.ones(3))
-    with pytest.raises(ValueError, match="3 weights for 2 task vectors: one each"):
+    with pytest.raises(ValueError, match="3 weights for 2 task vectors: expected one each"):
         combine([x, x], [1, 2, 3])
     with pytest.raises(ValueError, match="0 weights for 0 task vectors"):
         combine([])
+    with pytest.raises(ValueError, match="divisor is 'abs': expected 'magnitudes' or 'signed'"):
+        combine([x], divisor="abs")
+    with pytest.raises(ValueError, match="cosines got no task vectors: pass at least one"):
+        cosines([])
     with pytest.raises(ShapeError, match=r"task vector 1 is \(3,\) but task vector 0 is \(2, 3\)"):
         combine([x, torch.ones(3)])  # would broadcast
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64])
+def test_only_floats_have_a_difference(dtype):
+    """Whole numbers would wrap around, or be cut to 0 and 1, without a word."""
+    x, odd = torch.ones(3), torch.ones(3).to(dtype)
+    for pair in ((x, odd), (odd, x)):
+        with pytest.raises(TensorMismatch, match=f"is {dtype}"):
+            task_vector(*pair)
+        with pytest.raises(TensorMismatch, match=f"is {dtype}"):
+            apply(*pair)
+        with pytest.raises(TensorMismatch, match=f"task vector . is {dtype}"):
+            combine(pair)
+
+
+def test_the_version_to_read_is_what_recipes_run():
+    base, *tuned = (random((13, 7), i) for i in range(4))
+    given = {"weight": [1.0, -0.4, 0.3], "lambda": 0.7}
+    p = settings("task_arithmetic", given, 3, PAPER)
+    got = METHODS["task_arithmetic"].merge(base, tuned, p, Context())
+    assert torch.equal(got, task_arithmetic(base, tuned, [1.0, -0.4, 0.3], scale=0.7))
+
+
+def test_among_those_that_agree_the_divisor_is_of_magnitudes_or_signed():
+    deltas, weights = [torch.tensor([4.0]), torch.tensor([-2.0])], [1.0, -0.5]
+    up = torch.ones(1)  # 4 and (-.5)(-2) = 1 agree
+    assert combine(deltas, weights, signs=up, normalize=True).item() == pytest.approx(5 / 1.5)
+    signed = combine(deltas, weights, signs=up, normalize=True, divisor="signed")
+    assert signed.item() == pytest.approx(5 / 0.5)
+    assert combine(deltas[1:], [-1], signs=up, normalize=True).item() == 2
+    alone = combine(deltas[1:], [-1], signs=up, normalize=True, divisor="signed")
+    assert alone.item() == -2  # as mergekit: whatever a single model's weight, it is added

@@ -8,6 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lecture_util.merging.conventions import PAPER
+from lecture_util.merging.methods import METHODS, Context, settings
 from lecture_util.merging.sparsify import trim
 from lecture_util.merging.task_vectors import task_vector
 from lecture_util.merging.ties import (
@@ -18,6 +20,7 @@ from lecture_util.merging.ties import (
     sign_conflicts,
     ties,
 )
+from lecture_util.model.shapes import ShapeError
 
 SHAPES = [(), (1,), (5,), (1, 5), (7, 1), (3, 5), (2, 3, 7), (0,)]
 SMALL = st.lists(st.lists(st.integers(-2, 2), min_size=6, max_size=6), min_size=1, max_size=4)
@@ -44,7 +47,7 @@ def ties_by_loop(base, tuned, density, weights, scale, positive=False):
     for b, s, column in zip(base, sums, zip(*rows, strict=True), strict=True):
         sign = (s > 0) - (s < 0) or if_zero
         agree = [(w, x) for w, x in zip(weights, column, strict=True) if w * x * sign > 0]
-        weight = sum(w for w, _ in agree)
+        weight = sum(abs(w) for w, _ in agree)
         out.append(b + scale * sum(w * x for w, x in agree) / (weight if weight else 1))
     return out
 
@@ -76,7 +79,7 @@ def test_the_mean_is_over_those_that_agree_and_move():
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("size", [1.0, 1e100, 1e-100, 0.0])
 @pytest.mark.parametrize("density", [0.2, 0.5, 1.0])
-@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [0.2, 1.5, 0.7]])
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [0.2, 1.5, 0.7], [1.0, -0.99, -0.4]])
 def test_ties_are_the_papers_three_steps(shape, size, density, weights):
     base, *tuned = (random(shape, i) * size for i in range(4))
     got = ties(base, tuned, density=density, weights=weights, scale=0.7)
@@ -84,6 +87,26 @@ def test_ties_are_the_papers_three_steps(shape, size, density, weights):
     want = ties_by_loop(base.flatten().tolist(), rows, density, weights, 0.7)
     want = torch.tensor(want, dtype=torch.float64).reshape(shape)
     torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-14 * size)
+
+
+def test_a_negative_weight_takes_a_model_away_and_no_weights_make_a_change_grow():
+    base, a, b = (random((101,), i) for i in range(3))
+    away = ties(base, [a], density=1.0, weights=[-1])
+    torch.testing.assert_close(away, base - (a - base), rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(away, ties(base, [a], density=1.0, weights=[-0.3]))
+    moved = ties(base, [a, b], density=1.0, weights=[1, -0.99]) - base
+    most = torch.maximum((a - base).abs(), (b - base).abs())
+    assert (moved.abs() <= most * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize("zero_sign", ["majority", "positive"])
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [0.2, -1.5, 0.7]])
+def test_the_version_to_read_is_what_recipes_run(zero_sign, weights):
+    base, *tuned = ((2 * random((13, 7), i)).round() for i in range(4))  # with ties and zeros
+    p = settings("ties", {"density": 0.4, "weight": weights, "lambda": 0.7}, 3, PAPER)
+    got = METHODS["ties"].merge(base, tuned, p, Context(zero_sign=zero_sign))
+    want = ties(base, tuned, density=0.4, weights=weights, scale=0.7, zero_sign=zero_sign)
+    assert torch.equal(got, want)
 
 
 @given(SMALL, st.sampled_from([0.0, 0.3, 0.5, 1.0]), st.booleans())
@@ -222,9 +245,13 @@ def test_nothing_given_is_changed():
 def test_what_cannot_be_is_refused():
     x = torch.ones(3)
     for zero_sign in ("postive", 2, None):
-        with pytest.raises(ValueError, match=r"zero_sign is .*: expected 'majority', 'pos"):
+        with pytest.raises(ValueError, match=r"zero_sign is .*'majority', 'positive', 1, -1 or 0"):
             elect_signs([x], zero_sign=zero_sign)
-    with pytest.raises(ValueError, match="1 weights for 2 task vectors: one each"):
+    with pytest.raises(ValueError, match="sign_conflicts got no task vectors: pass at least one"):
+        sign_conflicts([])
+    with pytest.raises(ShapeError, match=r"task vector 1 is \(2,\) but task vector 0 is \(3,\)"):
+        sign_conflicts([x, torch.ones(2)])
+    with pytest.raises(ValueError, match="1 weights for 2 task vectors: expected one each"):
         ties(x, [x, x], weights=[1])
     with pytest.raises(ValueError, match="density is 2: expected the share"):
         ties(x, [x], density=2)

@@ -34,6 +34,13 @@ def test_the_union_keeps_the_first_and_appends_the_others():
     assert first == {"a": 0}
 
 
+def test_tokens_come_in_the_order_of_their_numbers(tmp_path):
+    """The library's own order is a hash's, another in every process."""
+    vocab = {f"t{i * 37 % 101}": i for i in range(101)}
+    tokenizer(tmp_path, vocab)
+    assert list(read_vocab(tmp_path).items()) == list(vocab.items())
+
+
 def test_two_vocabularies_by_hand():
     """{a, b, c} and {a, c}: a has rows 1 and 10, c rows 3 and 30; b comes from who has it."""
     one, two = rows(1, 2, 3), rows(10, 30)

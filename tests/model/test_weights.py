@@ -4,6 +4,7 @@ import errno
 import json
 import multiprocessing
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from tiny_model import TINY, tiny_model
 from lecture_util.model import checkpoint, reference
 from lecture_util.model.checkpoint import WeightsError, load_folder, save_folder
 from lecture_util.model.config import PUBLISHED, Config, RopeScaling, UnsupportedModel
-from lecture_util.model.weights import load
+from lecture_util.model.weights import load, locate
 
 SHAPE = dict(
     hidden_size=48, intermediate_size=80, num_attention_heads=6, num_key_value_heads=2, head_dim=8,
@@ -249,6 +250,16 @@ def raiser(failure):
 def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("LECTURE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+def test_what_is_written_like_a_path_is_never_asked_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr("lecture_util.model.weights._from_hub", lambda name: Path("hub"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m").mkdir()
+    assert locate("owner/model") == locate("model") == Path("hub")
+    for name in ("m/none", "./none", "none/", "~/none", "/none/x", "a/b/c"):
+        with pytest.raises(WeightsError, match=r"no model .*: looked in /"):
+            locate(name)
 
 
 def test_a_missing_wheel_without_network_says_what_to_install(empty_cache, monkeypatch):

@@ -26,6 +26,20 @@ class State(dict):
         return f"a model of {len(self)} tensor{'s' * (len(self) != 1)}"
 
 
+class Tensors(list):
+    """Tensors of one shape."""
+
+    def __repr__(self) -> str:
+        return f"{len(self)} tensors of shape {tuple(self[0].shape)}"
+
+
+class Adapter(tuple):
+    """(down_rD, up_Fr)"""
+
+    def __repr__(self) -> str:
+        return f"an adapter of rank {len(self[0])}"
+
+
 def copied(answer):
     """The answer, given copies: a checker copies no dicts, and values are expected of the inputs"""
     if not callable(answer):

@@ -7,7 +7,7 @@ import torch
 
 from lecture_util.classroom.exercise import exercise
 
-from .merging_cases import called, has_nan, telling, untouched
+from .merging_cases import Tensors, called, has_nan, telling, untouched
 
 
 def _angle(v0, v1):
@@ -71,6 +71,8 @@ ARC = {
         _slerp(ends=_units, after=lambda v, v0, v1, t: v * _lerp(v0.norm(), v1.norm(), t)),
     "the result is stretched to a length of its own: the factors alone decide":
         _slerp(after=_lengths),
+    "the result is stretched to v0's length: the factors alone decide":
+        _slerp(after=lambda v, v0, v1, t: v / v.norm() * v0.norm()),
     "t runs backwards in yours: t = 0 gives v0": lambda v0, v1, t: _slerp()(v0, v1, 1 - t),
     "the angle is taken of v0 and v1 as they are: their dot product is a cosine only after "
     "division by both lengths": _slerp(angle=_raw_angle),
@@ -79,15 +81,21 @@ ARC = {
     "and -v mean one rotation; of weights they don't": _short,
     "the angle is in degrees, but sin takes radians":
         _slerp(angle=lambda v0, v1: math.degrees(_angle(v0, v1))),
-    "yours goes straight although there is an arc: only up to 1e-6 from 0 or pi is it too short":
-        _slerp(straight=lambda a: abs(math.cos(a)) > 0.9995),
-    "yours goes straight although there is an arc, near 0 at least: only up to 1e-6 is it too "
-    "short": _slerp(straight=lambda a: math.cos(a) > 0.9995),
     "the sum isn't divided by sin(a)":
         _slerp(after=lambda v, v0, v1, t: v * math.sin(_angle(v0, v1))),
     "the cosine is used where the angle should be": _slerp(angle=lambda v0, v1:
         math.cos(_angle(v0, v1))),
 }  # fmt: skip
+ARC |= {
+    f"yours goes straight less than {limit} from {where}, where there is an arc: only up to 1e-6 "
+    "is it too short": _slerp(straight=lambda a, near=near, limit=limit: near(a) < limit)
+    for limit in (0.03, 0.01)
+    for where, near in {
+        "0 and pi": lambda a: min(a, math.pi - a),
+        "0": lambda a: a,
+        "pi": lambda a: math.pi - a,
+    }.items()
+}
 
 
 def _pair(c, *shape, a):
@@ -140,11 +148,12 @@ def _(answer, c):
         (*_pair(c, 5, a=c.float(0.015, 0.025)), c.float(0.3, 0.7)),
         (*_pair(c, 4, 2, a=c.float(0.001, 0.002)), 0.5),
         (*_pair(c, 5, a=math.pi - c.float(0.015, 0.025)), c.float(0.3, 0.45)),
+        (*_pair(c, 5, a=math.pi - c.float(0.001, 0.002)), c.float(0.3, 0.45)),
         (*_pair(c, 2, 2, a=1.0), 0.0),
         (*_pair(c, 7, a=2.0), 1.0),
     ]
     untouched(c, answer, cases[1])
-    # Before the last digits of the angle, and far above what LERP is off at an angle of .001.
+    # Far above what an arccos loses at .001 from 0 or pi (3e-10), far below what LERP is off there.
     c.like(answer, _slerp(), cases, rtol=1e-8, atol=1e-9, wrong=ARC)
 
     v, w = c.randn(2, 3).double(), _rounds_up(c)
@@ -214,6 +223,10 @@ TIES = {
         _ties(_elect(lambda d: d.sign().sum(0).sign())),
     "the model with the largest change decides alone: the sign is that of the sum":
         _ties(_elect(lambda d: d.gather(0, d.abs().argmax(0)[None])[0].sign())),
+    "squares vote in yours, so one large change beats two that together are larger: take the sign "
+    "of the sum": _ties(_elect(lambda d: (d * d.abs()).sum(0).sign())),
+    "small sums count as 0 in yours: the majority is asked only where the sum is *exactly* 0":
+        _ties(_elect(lambda d: d.sum(0).sign() * (d.sum(0).abs() > 0.2))),
     "where the sum is 0 yours gives 0: there the sign is the one that most entries have":
         _ties(_elect(zero=lambda signs, d: 0)),
     "where the sum is 0 the sign is always + in yours (as in mergekit): it is the one that most "
@@ -254,9 +267,15 @@ def _trimmed(c, N, *shape):
     flat = d.flatten(1)
     flat[:, ::5] = 0
     flat[0, ::5], flat[1, ::5] = 0.75, -0.75
-    flat[-1, 1] = flat[:, 2] = 0
+    flat[-1, 1] = flat[:, 2:5] = 0
+    # Two small sums, one of them against the majority; one value larger than each of two others,
+    # smaller than both together.
+    flat[:2, 3:5] = torch.tensor([[0.875, -0.875], [-0.75, 0.75]]).double()
+    if N > 2:
+        flat[:, 6] = 0
+        flat[:3, 6] = torch.tensor([1, -0.625, -0.625]).double()
     draw = _ties(merge=lambda d, signs, agrees: d.sum(0).sign().sum())(list(d)) == 0
-    return _trimmed(c, N, *shape) if draw else list(d)
+    return _trimmed(c, N, *shape) if draw else Tensors(d)
 
 
 @exercise(
@@ -315,6 +334,10 @@ VARIANCES = {
     "divided by the density's *square*": lambda d, thin, p: p * (1 - p) * d**2,
     "the variance is divided by the density once: dividing a number by it divides its variance "
     "twice": lambda d, thin, p: (1 - p) * d**2,
+    "the variance is divided by the density once too often: look again at the variance "
+    "before the rescale": lambda d, thin, p: (1 - p) / p**2 * d**2,
+    "the variance has the drop rate's square: how likely an entry is to be dropped counts once":
+        lambda d, thin, p: (1 - p) ** 2 * d**2,
     "in the variance, density and drop rate have changed places: the more is kept the smaller it "
     "is": lambda d, thin, p: p / (1 - p) * d**2,
     "the variance lacks delta: an entry twice as large has four times the variance":

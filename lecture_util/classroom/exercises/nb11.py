@@ -5,6 +5,7 @@ import functools
 import inspect
 import itertools
 import math
+import re
 from collections.abc import Mapping
 
 import torch
@@ -14,7 +15,7 @@ from lecture_util.classroom.compare import difference
 from lecture_util.classroom.exercise import exercise
 
 from . import merging_tensors  # noqa: F401, registers 11.2 to 11.4
-from .merging_cases import Models, State, called, copied, has_nan, telling, untouched
+from .merging_cases import Adapter, Models, State, called, copied, has_nan, telling, untouched
 
 
 def _mean(states):
@@ -26,7 +27,8 @@ def _best_first(alone):
 
 
 def _greedy(order=_best_first, joins=lambda reached, best, own: reached >= best, updates=True,
-            running=False, dregs=False, stops=False, total=False, members=list):  # fmt: skip
+            running=False, dregs=False, stops=False, forgets=False, total=False,
+            members=list):  # fmt: skip
     """Greedy soup; the keywords make the usual mistakes."""
 
     def answer(states, score):
@@ -44,7 +46,26 @@ def _greedy(order=_best_first, joins=lambda reached, best, own: reached >= best,
                 best = reached if updates else best
             elif stops:
                 break
+            elif forgets:
+                best = reached
         return soup, members(bowl)
+
+    return answer
+
+
+def _forward(order=_best_first):
+    """Whoever helps most comes next."""
+
+    def answer(states, score):
+        alone = [score(state) for state in states]
+        rest, bowl, best = order(alone), [alone.index(max(alone))], max(alone)
+        while rest := [i for i in rest if i not in bowl]:
+            reached = {i: score(_mean([states[j] for j in (*bowl, i)])) for i in rest}
+            i = max(rest, key=reached.get)
+            if reached[i] < best:
+                break
+            bowl, best = [*bowl, i], reached[i]
+        return _mean([states[j] for j in bowl]), bowl
 
     return answer
 
@@ -70,12 +91,22 @@ GREEDY = {
     "nobody joins the best model in yours": _greedy(joins=lambda *scores: False),
     "yours stops at the first model that is refused: the next one may fit": _greedy(stops=True),
     "a refused model still counts in the next mean: it should leave no trace": _greedy(dregs=True),
+    "a candidate's score becomes the one to reach even if it is refused: then the soup's own score "
+    "stays the one": _greedy(forgets=True),
+    "a small fall is let through in yours: only a tie or a gain lets anybody in":
+        _greedy(joins=lambda reached, best, own: reached >= best - 0.01),
+    "you pick whoever helps most at each step: the order is fixed by the scores alone": _forward(),
     "a newcomer is judged by its own score: what counts is the soup's score with it":
         _greedy(joins=lambda reached, best, own: own >= best),
     "the sum of the models isn't divided by their number": _greedy(total=True),
     "the members are right, but sorted: list them in the order in which they joined":
         _greedy(members=sorted),
 }  # fmt: skip
+
+FORWARD = {  # differs from the like mistake above only by chance
+    "you pick whoever helps most at each step, of equals the first in the list: the order is fixed "
+    "by the scores alone": _forward(lambda alone: list(range(len(alone)))),
+}
 
 
 def _accuracy(x_BD, labels_B):
@@ -88,7 +119,7 @@ def _accuracy(x_BD, labels_B):
     return score
 
 
-def _fine_tunes(c, N, B=32):
+def _fine_tunes(c, N, B=128):
     """N noisy copies of one linear classifier, and their accuracy on B examples."""
     truth = {"weight": c.randn(3, 4).double(), "bias": c.randn(3).double()}
     states = Models()
@@ -118,11 +149,20 @@ def _fine_tunes(c, N, B=32):
 )
 def _(answer, c):
     def draw():
-        return [_fine_tunes(c, N) for N in (7, 8, 9, 1)]
+        cases = [_fine_tunes(c, N) for N in (7, 8, 9, 1)]
+        states, score = cases[1]
+        best = max(range(7), key=lambda i: score(states[i]))
+        states[7] = copy.deepcopy(states[best])  # two equally good ones
+        return cases
 
     cases = telling(draw, _greedy(), GREEDY.values())
     untouched(c, answer, cases[1])
-    c.like(copied(answer), _greedy(), cases, rtol=1e-9, atol=1e-12, wrong=GREEDY)
+    try:
+        c.like(copied(answer), _greedy(), cases, rtol=1e-9, atol=1e-12, wrong=GREEDY | FORWARD)
+    except Wrong as error:
+        names = {"item 0: ": "soup: ", "item 1: ": "members: "}
+        text = re.sub("item [01]: ", lambda item: names[item[0]], str(error), count=1)
+        raise Wrong(text) from error
 
 
 def _cosine(x, y):
@@ -170,6 +210,16 @@ def _by_row(rows):
     return answer
 
 
+def _pooled(offsets, w0, ws):
+    dots = _pairs(offsets, lambda x, y: (x * y).sum().item())
+    return dots / _pairs(offsets, lambda x, y: (x.norm() * y.norm()).item())
+
+
+def _overshoots(base, tuned):
+    right = _stock()(base, tuned)
+    return {name: w0 + len(tuned) * (right[name] - w0) for name, w0 in base.items()}
+
+
 def _degrees(offsets, w0, ws):
     return _pairs(offsets, lambda x, y: math.acos(max(-1.0, min(1.0, _cosine(x, y)))))
 
@@ -213,6 +263,9 @@ STOCK = {
     "the *sum* of the pairs' cosines: divide by the number of pairs": _stock(
         cosine=lambda offsets, w0, ws: _pairs(offsets) * len(offsets) * (len(offsets) - 1) / 2
     ),
+    "all dot products together are divided by all lengths together, so long offsets count more: "
+    "one cosine a pair, and their mean": _stock(cosine=_pooled),
+    "t multiplies the *sum* of the offsets: it is t of the way to the mean": _overshoots,
     "the cosine of the mean angle: take the mean of the cosines":
         _stock(cosine=lambda offsets, w0, ws: math.cos(_degrees(offsets, w0, ws))),
     "the dot product isn't divided by the lengths":
@@ -394,6 +447,9 @@ JOINS = {
     "the change is halved: a weighted sum, no mean": lambda *args: _joined()(*args) / 2,
     "that is the square root of each weight: in one factor alone it must be the weight":
         _joined(of=_root),
+    "both changes have the first weight": lambda first, second, weights: _joined()(
+        first, second, (weights[0], weights[0])
+    ),
     "only the first adapter is in it": lambda first, second, weights: _joined()(
         first, second, (weights[0], 0)
     ),
@@ -421,7 +477,7 @@ SIGNS = {
 )
 def _(answer, c):
     def adapters(F, D, r0, r1):
-        return [(c.randn(r, D).double(), c.randn(F, r).double()) for r in (r0, r1)]
+        return [Adapter((c.randn(r, D).double(), c.randn(F, r).double())) for r in (r0, r1)]
 
     def rank(case):
         down, _ = c.call(copied(answer), *case)
@@ -429,7 +485,7 @@ def _(answer, c):
         c.expect(len(down) == R, f"the change is right, but of rank {len(down)}: {R} are enough "
                  "here, and more is memory and time for nothing")  # fmt: skip
 
-    w0, w1 = c.float(0.3, 0.8), c.float(1.2, 2)
+    w0, w1 = round(c.float(0.3, 0.8), 2), round(c.float(1.2, 2), 2)
     cases = [
         (*adapters(7, 9, 2, 2), [w0, w1]),
         (*adapters(6, 5, 1, 1), [w1, w0]),

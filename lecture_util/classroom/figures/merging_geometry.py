@@ -183,7 +183,7 @@ COUNTS = (2, 3, 4, 8)
     + ". Right, the formula below cosine 0: t is negative and falls without bound towards a pole "
     "at cosine −1/(N−1), "
     + ", ".join(f"{-1 / (N - 1):.2f}" for N in COUNTS)
-    + "; beyond a pole t is above 1. Held in [0, 1], it stays 0.",
+    + ", below which no mean cosine can be. Held in [0, 1], it stays 0.",
     sources=["lecture_util.merging.model_stock.stock_ratio", STOCK],
 )
 def stock_ratio_figure() -> Figure:
@@ -193,13 +193,10 @@ def stock_ratio_figure() -> Figure:
     for N, strength in zip(COUNTS, (1, 0.8, 0.6, 0.45), strict=True):
         color = tint(PREDICTED, strength)
         left.plot(inside, stock_ratio(torch.tensor(inside), N), "--", color=color)
-        pole = -1 / (N - 1)
-        for low, high in ((-1, pole - 0.004), (pole + 0.004, 1)):
-            if low < high:
-                cosine = low + (high - low) * np.linspace(0, 1, 70)
-                t = stock_ratio(torch.tensor(cosine), N, bounds="unbounded").numpy()
-                shown = np.where(abs(t) < 3.5, t, np.nan)
-                right.plot(cosine, shown, "--", color=color)
+        pole = -1 / (N - 1)  # |sum of N directions|² = N + N (N-1) cos: none is below it
+        cosine = np.linspace(pole + 0.004, 1, 200)
+        t = stock_ratio(torch.tensor(cosine), N, bounds="unbounded").numpy()
+        right.plot(cosine[t > -3.5], t[t > -3.5], "--", color=color, label=f"N = {N}")
     left.text(0.56, 0.5, "at cosine 0.5:", size=15)
     for k, N in enumerate(reversed(COUNTS)):
         t = stock_ratio(0.5, N).item()
@@ -209,10 +206,8 @@ def stock_ratio_figure() -> Figure:
              ylim=(0, 1.03), ylabel="t: 0 is the base, 1 the mean")  # fmt: skip
     right.axhspan(0, 1, color=tint(GUESS, 0.2), lw=0, zorder=0)
     right.text(0.4, 0.24, "0 ≤ t ≤ 1", size=15, va="center", color=shade(GUESS))
-    for N, x, y in ((2, -0.83, -2.6), (3, -0.97, 2.62), (4, -0.97, 1.68), (8, -0.97, 1.0)):
-        right.text(x, y, f"N={N}", size=14, va="center")
-    right.text(0, -2.6, "N=8", size=14, va="center")
-    right.set(xlabel="the same, below 0 as well", xlim=(-1, 1), ylim=(-3.2, 3.2), ylabel="t",
+    right.legend(fontsize=15, loc="lower right")
+    right.set(xlabel="the same, below 0 as well", xlim=(-1, 1), ylim=(-3.2, 1.3), ylabel="t",
               xticks=(-1, -0.5, 0, 0.5, 1))  # fmt: skip
     left.set_title("cosine 0 to 1", size=15)
     right.set_title("where the formula leaves [0, 1]", size=15)

@@ -156,15 +156,22 @@ def densities(run: dict) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
+def _scales(run: dict) -> dict[str, float]:
+    """The λ of each method that has one, the same at every density."""
+    given = {entry["method"]: entry.get("scale") for entry in run["trials"]["densities"]}
+    return {name: scale for name, scale in given.items() if scale is not None}
+
+
 def _densities_alt(run: dict) -> str:
-    rows = "; ".join(
-        f"{NAMES.get(name, name)} " + ", ".join(f"{loss:.2f} at {density:g}" for density, loss in
-                                                 (points[0], points[-1]))
-        for name, points in densities(run).items()
-    )  # fmt: skip
+    scales, rows = _scales(run), []
+    for name, points in densities(run).items():
+        given = f" (λ {scales[name]:g})" if name in scales else ""
+        ends = ", ".join(f"{loss:.2f} at {density:g}" for density, loss in (points[0], points[-1]))
+        rows.append(f"{NAMES.get(name, name)}{given} {ends}")
     return (
         f"Loss, logarithmic, against the density kept, logarithmic; the base has "
-        f"{base_loss(run):.2f}. The sparsest and densest of each method: {rows}."
+        f"{base_loss(run):.2f}. The sparsest and densest of each method, at its own scale: "
+        f"{'; '.join(rows)}."
     )
 
 
@@ -181,11 +188,12 @@ def _densities_alt(run: dict) -> str:
 def merge_densities() -> Figure:
     run = recorded("merging")
     fig, ax = chart("At random, half of the entries can go; nearly all cannot", height=5.8)
-    found = densities(run)
+    found, scales = densities(run), _scales(run)
     for name, points in found.items():
         color, marker = LOOKS.get(name, (INK, "*"))
+        given = f", λ {scales[name]:g}" if name in scales else ""
         ax.plot(*zip(*points, strict=True), f"-{marker}", color=color, ms=9,
-                label=NAMES.get(name, name))  # fmt: skip
+                label=NAMES.get(name, name) + given)  # fmt: skip
     ax.axhline(base_loss(run), color=MUTED, lw=1.6, zorder=1)
     every = [density for points in found.values() for density, _ in points]
     beside(ax, max(every), base_loss(run), f"base {base_loss(run):.2f}", MUTED, size=15,
@@ -199,10 +207,6 @@ def merge_densities() -> Figure:
     ax.minorticks_off()
     plain_log_ticks(ax.yaxis)
     ax.legend(fontsize=15, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    given = {entry["method"]: entry.get("scale") for entry in run["trials"]["densities"]}
-    shown = ", ".join(f"{NAMES.get(name, name)} {scale:g}" for name, scale in given.items()
-                      if scale is not None)  # fmt: skip
     caption(fig, shapes=f"{TINY}; mean of {seeds(run)} and {run['trials']['draws']} draws of "
-            "random methods" + (f"; λ: {shown}" if shown else ""),
-            source=where(run))  # fmt: skip
+            "random methods", source=where(run))  # fmt: skip
     return fig

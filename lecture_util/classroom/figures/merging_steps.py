@@ -202,6 +202,6 @@ def dare_kept() -> Figure:
     right.set_title("as published", size=15)
     right.grid(axis="x", visible=False)
     right.tick_params(axis="x", length=0)
-    caption(fig, shapes="left: our drop(), seed 0, numbers even between −1 and 1; published merges "
-            "drop 90 to 99%", source="MergeLM on GitHub, README")  # fmt: skip
+    caption(fig, shapes="left: our drop(), seed 0, numbers even between −1 and 1; the published "
+            "merge drops less", source="MergeLM on GitHub, README")  # fmt: skip
     return fig
