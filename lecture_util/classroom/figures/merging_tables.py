@@ -97,8 +97,7 @@ def merge_table() -> Figure:
         for x, value in enumerate([*values, values.mean()]):
             at = x + (0.25 if x == len(tasks) else 0)
             ax.barh(y, 0.96, left=at - 0.48, height=0.94, color=colors(max(0, (value - 0.2) / 0.8)))
-            ax.text(at, y, f"{value:.2f}", ha="center", va="center", size=14,
-                    weight="bold" if x == len(tasks) else "normal")  # fmt: skip
+            ax.text(at, y, f"{value:.2f}", ha="center", va="center", size=14)
         y += 1
     ax.set_yticks(ticks, [name for _, name, _ in rows], size=14)
     ax.set_xticks([*range(len(tasks)), len(tasks) + 0.25], [*tasks, "mean"], size=15)
