@@ -15,7 +15,7 @@ from .tensors import one_shape, one_weight_each, require_floats, wide
 
 
 def task_vector(base: Tensor, tuned: Tensor) -> Tensor:
-    """tuned - base, in fp32 or wider: a difference of 16-bit numbers has few digits left.
+    """tuned - base, in fp32 or wider, where sums of such small numbers keep their digits.
 
     Shapes: alike -> the same. Raises: ShapeError; TensorMismatch for what isn't floating-point.
     """
