@@ -1440,7 +1440,7 @@ for name in ("smollm2-135m", "llama-3-8b", "llama-3-70b"):
           f"one fp32 tensor of each {4 * 4 * largest / 1e9:5.2f} GB")  # fmt: skip
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
-# ![Left, peak memory of our TIES against models merged: 2 models 1.05 GB, 3 models 1.17 GB, 4 models 1.28 GB, 6 models 1.51 GB; all held whole would be 0.54 GB each. Right, mergekit's time and peak memory over ours: ties 7.1 and 3.0; breadcrumbs 6.9 and 2.7; breadcrumbs_ties 5.5 and 2.9; linear 2.3 and 3.5; slerp 2.2 and 2.4; task_arithmetic 1.9 and 3.9; passthrough 1.9 and 2.8; model_stock 1.4 and 2.4.](../images/merge-memory.svg)
+# ![Left, peak memory of our TIES against models merged: 2 models 1.05 GB, 3 models 1.17 GB, 4 models 1.28 GB, 6 models 1.51 GB; all held whole would be 0.54 GB each. Right, mergekit's time and peak memory over ours: ties 8.5 and 2.8; breadcrumbs 7.3 and 2.9; breadcrumbs_ties 7.2 and 2.9; passthrough 2.8 and 2.8; slerp 2.3 and 2.4; task_arithmetic 2.3 and 3.7; linear 2.0 and 3.5; model_stock 1.9 and 2.6.](../images/merge-memory.svg)
 
 # %% tags=["nbval-ignore-output", "hide-input"] slideshow={"slide_type": "subslide"}
 if has("merging", ["real/table"]):

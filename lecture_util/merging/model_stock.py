@@ -9,7 +9,6 @@ Source: Jang et al. 2024, arXiv:2403.19522.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -45,10 +44,12 @@ def mean_cosine(offsets: Sequence[Tensor], *, floor: float = 0.0) -> Tensor:
     lengths = [torch.linalg.vector_norm(offset, dim=-1, keepdim=True) for offset in offsets]
     lengths = [n.masked_fill(n == 0, 1) for n in lengths]  # a zero vector's products are 0 anyway
     pairs = []
-    for i, j in combinations(range(len(offsets)), 2):
-        cosine = (offsets[i] / lengths[i] * offsets[j]).sum(-1, keepdim=True) / lengths[j]
-        product = lengths[i].double() * lengths[j]
-        pairs.append(cosine.clamp(-1, 1) * (product / product.clamp(min=floor)))
+    for i, offset in enumerate(offsets[:-1]):
+        unit = offset / lengths[i]
+        for j in range(i + 1, len(offsets)):
+            cosine = (unit * offsets[j]).sum(-1, keepdim=True) / lengths[j]
+            product = lengths[i].double() * lengths[j]
+            pairs.append(cosine.clamp(-1, 1) * (product / product.clamp(min=floor)))
     return torch.cat(pairs, -1).mean(-1)
 
 
@@ -68,8 +69,11 @@ def model_stock(
     rows = [x.reshape(1, -1) if x.ndim < 2 or not per_filter else x for x in offsets]
     floor = 1e-6 if bounds == "unbounded" else 0.0
     t = stock_ratio(mean_cosine(rows, floor=floor), len(tuned), bounds=bounds).unsqueeze(-1)
-    mean = sum(rows[1:], rows[0]) / len(rows)
-    return (wide(base) + (t.to(mean.dtype) * mean).reshape_as(base)).to(base.dtype)
+    moved = rows[0]
+    for row in rows[1:]:
+        moved.add_(row)
+    moved.mul_(t.to(moved.dtype) / len(rows))
+    return moved.reshape_as(base).add_(wide(base)).to(base.dtype)
 
 
 def periodic_stock(
