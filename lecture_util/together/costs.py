@@ -1,0 +1,178 @@
+"""How long forwards take: by the data sheet, or by a few that were measured here.
+
+`from_peaks` is the roofline of notebooks 02 and 03: FLOPs, bytes, two peaks, nothing measured of
+the model. `calibrate` times a handful of forwards and tries each draft on questions of its own;
+what a configuration does with them is predicted from these parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from lecture_util.model.config import Config
+from lecture_util.model.kv_cache import KVCache
+from lecture_util.model.transformer import Transformer
+from lecture_util.roofline.accounting import forward_flops, kv_bytes_per_token
+from lecture_util.roofline.hardware import Accelerator
+from lecture_util.roofline.timing import measure
+from lecture_util.serving.clock import WallClock
+from lecture_util.serving.simulate import FittedStep
+
+from .configuration import Configuration
+from .run import Piece, new_server, serve
+from .variants import BYTES, Variants, predicted_bytes
+from .workload import Workload
+
+StepTime = Callable[[Sequence[Piece]], float]
+# (sequences, new tokens, context held before) of the forwards that `calibrate` times
+SHAPES = (
+    (1, 1, 64), (1, 1, 320), (1, 4, 300), (1, 8, 300), (1, 64, 0), (1, 160, 0), (1, 320, 0),
+    (4, 1, 300), (8, 1, 320), (12, 1, 320), (4, 300, 0),
+)  # fmt: skip
+COMPUTES_IN = {"fp32": "fp32", "bf16": "bf16", "int8": "int8", "int4": "bf16"}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a prediction is made of.
+
+    rows, flat        seconds of a forward: over rows of a cache, and over the engine's flat run
+    guess_s           seconds to draft one guess, by draft
+    tokens_per_round  what a round of drafting and verifying gains, by draft
+    drafted           guesses that a round has the model read, by draft
+    """
+
+    rows: StepTime
+    flat: StepTime
+    guess_s: Mapping[str, float] = field(default_factory=dict)
+    tokens_per_round: Mapping[str, float] = field(default_factory=dict)
+    drafted: Mapping[str, float] = field(default_factory=dict)
+
+    def scaled(self, factor: float) -> Costs:
+        """The same with every forward `factor` times as long: for a model of fewer bytes."""
+        return replace(self, rows=Scaled(self.rows, factor), flat=Scaled(self.flat, factor))
+
+
+@dataclass(frozen=True)
+class Scaled:
+    step: StepTime
+    factor: float
+
+    def __call__(self, pieces: Sequence[Piece]) -> float:
+        return self.factor * self.step(pieces)
+
+
+@dataclass(frozen=True)
+class PeakStep:
+    """Seconds of a forward by two peaks: the longer of computing and reading, if nothing is lost.
+
+    guess_bytes: what drafting one guess reads, beside the model.
+    """
+
+    config: Config
+    weights: str
+    accelerator: Accelerator
+    overhead_s: float = 0.0
+    guess_bytes: float = 0.0
+
+    def flops(self, pieces: Sequence[Piece]) -> float:
+        return sum(
+            forward_flops(
+                self.config, 1, p.count + p.padded, p.start + p.count + p.padded,
+                causal=True, logits_for=1,
+            )
+            for p in pieces
+        )  # fmt: skip
+
+    def bytes(self, pieces: Sequence[Piece]) -> float:
+        """Weights once for all, every text's own cache, and the drafts'."""
+        token = kv_bytes_per_token(self.config, BYTES[self.weights][1])
+        cache = sum(p.start + 2 * (p.count + p.padded) for p in pieces) * token
+        guesses = sum(getattr(p, "drafted", 0) for p in pieces)
+        return predicted_bytes(self.config, self.weights) + cache + guesses * self.guess_bytes
+
+    def __call__(self, pieces: Sequence[Piece]) -> float:
+        peaks = self.accelerator.flops_per_s
+        dtype = COMPUTES_IN[self.weights]
+        peak = (
+            peaks[dtype] if dtype in peaks else self.accelerator.peak(self.accelerator.sixteen_bits)
+        )
+        compute_s = self.flops(pieces) / peak
+        memory_s = self.bytes(pieces) / self.accelerator.bandwidth_bytes_per_s
+        return self.overhead_s + max(compute_s, memory_s)
+
+
+def from_peaks(
+    config: Config, weights: str, accelerator: Accelerator, overhead_s: float = 0.0
+) -> Costs:
+    """Costs of a machine that need not be here. Says nothing about what drafts guess right."""
+    step = PeakStep(config, weights, accelerator, overhead_s)
+    return Costs(step, step)
+
+
+class Watch(WallClock):
+    """Seconds as they pass, and a list of the forwards that passed in them."""
+
+    def __init__(self, seen: list[Piece]) -> None:
+        self.seen = seen
+
+    def computed(self, work: Sequence[Piece]) -> None:
+        self.seen += work
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A forward that was measured, as `FittedStep.fit` reads it."""
+
+    parts: tuple[Piece, ...]
+    seconds: float
+
+
+def time_forwards(model: Transformer, shapes=SHAPES, repeats: int = 3) -> list[Timed]:
+    """Forwards over rows of an ordinary cache. What the cache holds is zeros: time doesn't care."""
+    timed = []
+    for B, T, S in shapes:
+        cache = KVCache(model.config, B, S + T, model.dtype, model.device)
+        tokens_BT = torch.ones(B, T, dtype=torch.long, device=model.device)
+        last_B = torch.full((B,), T - 1, device=model.device)
+        rows_B = torch.arange(B, device=model.device)
+
+        @torch.inference_mode()
+        def forward(cache=cache, tokens_BT=tokens_BT, rows_B=rows_B, last_B=last_B, S=S):
+            cache.lengths[:] = [S] * len(rows_B)
+            x_BTD = model.features(tokens_BT, cache)
+            return model.head(x_BTD[rows_B, last_B])
+
+        spent = measure(forward, repeats=repeats, warmup=1, device=model.device)
+        timed.append(Timed((Piece(S, T),) * B, spent.median_s))
+    return timed
+
+
+def calibrate(
+    variants: Variants, weights: str, questions: Workload, drafts: Sequence[str] = ()
+) -> Costs:
+    """Measure the parts on the whole model with these weights, and each draft on `questions`.
+
+    questions: not those that will be predicted.   Cost: some seconds on two CPU cores.
+    """
+    model = variants.get(weights)
+    rows = FittedStep.fit(time_forwards(model))
+    batched = Configuration(weights, schedule="continuous", slots=len(questions), pages=True)
+    loop = new_server(model, batched, questions)
+    loop.serve(questions.requests())
+    flat = FittedStep.fit(loop.iterations)
+    guess_s, tokens_per_round, drafted = {}, {}, {}
+    for draft in drafts:
+        configuration = Configuration(weights, draft=draft)
+        serve(model, configuration, questions.first(1))  # loads the heads, warms the caches
+        seen: list[Piece] = []
+        outcome = serve(model, configuration, questions, Watch(seen))
+        plain_s = sum(rows([piece]) for piece in seen)
+        guesses = max(1, sum(piece.drafted for piece in seen))
+        guess_s[draft] = max(0.0, outcome.seconds - plain_s) / guesses
+        tokens_per_round[draft] = outcome.tally.tokens_per_round
+        drafted[draft] = outcome.tally.drafted / outcome.tally.rounds
+    return Costs(rows, flat, guess_s, tokens_per_round, drafted)

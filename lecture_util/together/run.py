@@ -1,0 +1,244 @@
+"""Answer a workload with a configuration, and say what it took.
+
+Every configuration is served by the part of the course it comes from: `model.generate`,
+`speculative`, `serving`. Here they only meet the same requests, the same clock and the same scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from lecture_util.model.generate import generate_naive, stream
+from lecture_util.model.transformer import Transformer
+from lecture_util.roofline.accounting import kv_bytes_per_token
+from lecture_util.serving.clock import VirtualClock, WallClock
+from lecture_util.serving.engine import Engine
+from lecture_util.serving.loop import Loop
+from lecture_util.serving.paging import PagedCache
+from lecture_util.serving.scheduler import Policy
+from lecture_util.serving.slots import SlotCache
+from lecture_util.serving.static_batching import static_server
+from lecture_util.speculative.ngram import NgramDrafter
+from lecture_util.speculative.speculate import Tally, stream_speculative
+from lecture_util.speculative.trained import (
+    eagle_drafter,
+    load_eagle,
+    load_medusa,
+    medusa_drafter,
+)
+
+from .configuration import Configuration
+from .variants import copy_bytes, held_bytes
+from .workload import Workload
+
+PAGE = 16
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a forward computes for one text, as `serving.simulate` counts it."""
+
+    start: int
+    count: int
+    padded: int = 0
+    drafted: int = 0  # guesses that were made for it
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One request: its tokens, and when it came, first spoke and ended."""
+
+    tokens: tuple[int, ...]
+    arrival_s: float
+    first_s: float
+    finished_s: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What answering a workload took.
+
+    Units: seconds, bytes. cache_bytes: the most that was lent at once. copy_bytes: second copies of
+    weights that this machine's operators made. tokens_per_forward: new tokens for each forward of
+    the model, which batching and drafts raise above one.
+    """
+
+    answers: tuple[Answer, ...]
+    weight_bytes: int
+    cache_bytes: int
+    forwards: int
+    copy_bytes: int = 0
+    tally: Tally | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.weight_bytes + self.cache_bytes + self.copy_bytes
+
+    @property
+    def new_tokens(self) -> int:
+        return sum(len(a.tokens) for a in self.answers)
+
+    @property
+    def seconds(self) -> float:
+        return max(a.finished_s for a in self.answers) - min(a.arrival_s for a in self.answers)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.new_tokens / self.seconds
+
+    @property
+    def ttft_s(self) -> float:
+        """Median time from a request's arrival to its first token, waiting included."""
+        return median(a.first_s - a.arrival_s for a in self.answers)
+
+    @property
+    def tpot_s(self) -> float:
+        """Median time per token after the first, of the answers that have several."""
+        several = [a for a in self.answers if len(a.tokens) > 1]
+        paces = [(a.finished_s - a.first_s) / (len(a.tokens) - 1) for a in several]
+        return median(paces) if paces else 0.0
+
+    @property
+    def tokens_per_forward(self) -> float:
+        return self.new_tokens / self.forwards
+
+    def same_tokens(self, other: Outcome) -> float:
+        """The share of tokens before each answer first differs from the other's."""
+        same = 0
+        for mine, theirs in zip(self.answers, other.answers, strict=True):
+            pairs = zip(mine.tokens, theirs.tokens, strict=False)
+            same += next((i for i, (a, b) in enumerate(pairs) if a != b), len(mine.tokens))
+        return same / self.new_tokens
+
+
+def serve(
+    model: Transformer,
+    configuration: Configuration,
+    workload: Workload,
+    clock: WallClock | VirtualClock | None = None,
+    progress: bool = False,
+) -> Outcome:
+    """Answer all requests greedily.
+
+    model: the variant that the configuration asks for (`variants.Variants`).
+    clock: by default seconds as they pass; a VirtualClock charges each forward by a formula, and
+           then two machines agree on every number here.
+    """
+    if not isinstance(configuration, Configuration):
+        raise TypeError(f"configuration={configuration!r}: expected Configuration(slots=8, ...)")
+    clock = WallClock() if clock is None else clock
+    if configuration.schedule == "single":
+        return _single(model, configuration, workload, clock, progress)
+    return _batched(model, configuration, workload, clock, progress)
+
+
+def new_server(model: Transformer, c: Configuration, workload: Workload, clock=None) -> Loop:
+    """The loop that serves a batched configuration, with room for `slots` longest requests."""
+    longest = max(map(len, workload.prompts)) + max(workload.new_tokens)
+    if c.schedule == "static":
+        return static_server(model, c.slots, longest, clock)
+    place = (model.dtype, model.device)
+    if c.pages:
+        pages = c.slots * -(-longest // PAGE)
+        cache = PagedCache(model.config, pages, PAGE, *place, prefix_caching=c.prefix)
+    else:
+        cache = SlotCache(model.config, c.slots, longest, *place)
+    return Engine(model, cache, policy(c), clock).loop
+
+
+def policy(c: Configuration) -> Policy:
+    """Prompts in chunks beside the decoding rows, 256 tokens a forward."""
+    return Policy(slots=c.slots, token_budget=max(256, c.slots))
+
+
+def drafter(model: Transformer, c: Configuration) -> tuple[Callable, int]:
+    """What `generate_speculative` takes, and the bytes that it holds beside the model.
+
+    Raises: as `speculative.trained.load_eagle`.
+    """
+    if c.draft == "ngram":
+        return (lambda reader: NgramDrafter(k=c.guesses)), 0
+    load, make = {
+        "medusa": (load_medusa, medusa_drafter),
+        "eagle": (load_eagle, eagle_drafter),
+    }[c.draft]
+    head, vocabulary, *_ = load(model)
+    return make(model, size=c.guesses), held_bytes(head) + held_bytes(vocabulary)
+
+
+def _single(model, c, workload, clock, progress) -> Outcome:
+    from tqdm.auto import tqdm
+
+    new_drafter, head_bytes = drafter(model, c) if c.draft else (None, 0)
+    tally = Tally() if c.draft else None
+    token_bytes = kv_bytes_per_token(model.config, model.embed.weight.element_size())
+    origin_s, answers, forwards, cache_bytes = clock.now(), [], 0, 0
+    requests = list(zip(workload.prompts, workload.new_tokens, workload.arrivals_s, strict=True))
+    for prompt, count, arrival_s in tqdm(requests, desc=str(c), disable=not progress, leave=False):
+        if workload.closed:
+            arrival_s = clock.now() - origin_s
+        clock.wait(max(0.0, origin_s + arrival_s - clock.now()))
+        if not c.cache:
+            steps = _naive(model, prompt, count)
+        elif c.draft is None:
+            steps = _cached(model, prompt, count)
+        else:
+            steps = _drafted(model, new_drafter, prompt, count, c, tally)
+        tokens, first_s = [], None
+        for new, piece in steps:
+            clock.computed([piece])
+            tokens += new
+            forwards += 1
+            first_s = clock.now() if first_s is None else first_s
+        if c.cache:
+            room = len(prompt) + count + (c.guesses if c.draft in ("medusa", "eagle") else 0)
+            cache_bytes = max(cache_bytes, token_bytes * room)
+        answers.append(Answer(tuple(tokens), arrival_s, first_s - origin_s, clock.now() - origin_s))
+    weight_bytes = held_bytes(model) + head_bytes
+    return Outcome(tuple(answers), weight_bytes, cache_bytes, forwards, copy_bytes(model), tally)
+
+
+def _naive(model, prompt, count) -> Iterator[tuple[list[int], Piece]]:
+    """A token at a time, so that the clock sees each forward; every one reads the whole text."""
+    text = list(prompt)
+    for _ in range(count):
+        text += generate_naive(model, text, 1)
+        yield text[-1:], Piece(0, len(text) - 1)
+
+
+def _cached(model, prompt, count) -> Iterator[tuple[list[int], Piece]]:
+    held = 0
+    for i, token in enumerate(stream(model, prompt, count)):
+        read = len(prompt) + i - held
+        yield [token], Piece(held, read)
+        held += read
+
+
+def _drafted(model, new_drafter, prompt, count, c, tally) -> Iterator[tuple[list[int], Piece]]:
+    held, total = 0, len(prompt)
+    for r in stream_speculative(model, new_drafter, prompt, count, width=max(c.guesses, 1)):
+        tally.add(r)
+        yield r.tokens, Piece(held, total - held + len(r.draft), drafted=len(r.draft))
+        held, total = total + len(r.accepted), total + len(r.tokens)
+
+
+def _batched(model, c, workload, clock, progress) -> Outcome:
+    loop = new_server(model, c, workload, clock)
+    if workload.closed:
+        completions = []
+        for request in workload.requests():
+            completions += loop.serve([request], progress)
+    else:
+        completions = loop.serve(workload.requests(), progress)
+    failed = [x.error for x in completions if x.error is not None]
+    if failed:
+        raise failed[0]
+    token_bytes = kv_bytes_per_token(model.config, model.embed.weight.element_size())
+    answers = tuple(
+        Answer(tuple(x.tokens), x.arrival_s, x.token_times_s[0], x.finished_s) for x in completions
+    )
+    lent = max(i.lent for i in loop.iterations)
+    forwards = len(loop.iterations)
+    return Outcome(answers, held_bytes(model), token_bytes * lent, forwards, copy_bytes(model))

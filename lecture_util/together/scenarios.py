@@ -1,0 +1,154 @@
+"""A chat service, a batch job, a laptop: a machine, its users, and what they will not put up with.
+
+The texts, the bytes and the forwards are measured by running the real model; only the seconds come
+from the scenario's machine, by its two peaks, so that a verdict is the same wherever it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from lecture_util.model.text import english_split, perplexity
+from lecture_util.roofline.hardware import Accelerator
+from lecture_util.serving.clock import VirtualClock
+
+from .configuration import Configuration
+from .costs import PeakStep
+from .run import Outcome, serve
+from .variants import Variants, calibration
+from .workload import Workload, assistant, editing, writing
+
+WINDOWS = 8
+MADE_UP = "round numbers, made up for this exercise"
+SERVER = Accelerator(
+    "a small server", {"fp32": 2e12, "bf16": 4e12, "int8": 8e12}, 60e9, 1e9, MADE_UP
+)
+LAPTOP = Accelerator(
+    "a laptop", {"fp32": 0.4e12, "bf16": 0.8e12, "int8": 1.6e12}, 30e9, 0.2e9, MADE_UP
+)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Budgets; None where nobody minds.
+
+    Units: bytes in all (weights and the most cache lent), seconds to the median first token, tokens
+    a second over the whole run, perplexity on held-out English.
+    """
+
+    name: str
+    story: str
+    machine: Accelerator
+    overhead_s: float
+    memory_bytes: float
+    tokens_per_s: float
+    perplexity: float
+    ttft_s: float | None = None
+
+
+SCENARIOS: Mapping[str, Scenario] = {
+    s.name: s
+    for s in (
+        Scenario("chat", "", SERVER, 1e-3, 0.6e9, 100, 20.0, 0.3),
+        Scenario("batch", "", SERVER, 1e-3, 0.6e9, 100, 22.0),
+        Scenario("laptop", "", LAPTOP, 1e-3, 0.2e9, 50, 25.0),
+    )
+}
+
+
+def workload_of(name: str, tokenizer) -> Workload:
+    """Who asks in a scenario. Raises: ValueError for a name that is none."""
+    if name == "chat":
+        return assistant(tokenizer, 8, gap_s=0.02, scale=0.5)
+    if name == "batch":
+        return writing(tokenizer, 8, 16)
+    if name == "laptop":
+        return editing(tokenizer, 32)
+    raise ValueError(f"scenario {name!r}: expected one of {', '.join(SCENARIOS)}")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a configuration came to in a scenario, and the budgets that it broke."""
+
+    outcome: Outcome
+    perplexity: float
+    broken: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        return not self.broken
+
+
+class Trial:
+    """Tries configurations in scenarios, each only once.
+
+    model: the whole model in fp32. Its variants, and the texts' perplexities, are kept.
+    """
+
+    def __init__(self, model, tokenizer) -> None:
+        study_S, held_BT = english_split(tokenizer)
+        self.variants, self.tokenizer = Variants(model, calibration(study_S)), tokenizer
+        self.held_BT = held_BT[:: len(held_BT) // WINDOWS][:WINDOWS]
+        self._quality: dict[tuple[str, bool], float] = {}
+        self._verdicts: dict[tuple[str, Configuration], Verdict] = {}
+
+    def __call__(self, name: str, configuration: Configuration) -> Verdict:
+        """Raises: ValueError for another scenario; TypeError for what is no Configuration."""
+        if name not in SCENARIOS:
+            raise ValueError(f"scenario {name!r}: expected one of {', '.join(SCENARIOS)}")
+        if not isinstance(configuration, Configuration):
+            raise TypeError(
+                f"configuration={configuration!r}: expected Configuration(weights='int8', ...)"
+            )
+        key = (name, configuration)
+        if key not in self._verdicts:
+            self._verdicts[key] = self._try(SCENARIOS[name], configuration)
+        return self._verdicts[key]
+
+    def _try(self, scenario: Scenario, c: Configuration) -> Verdict:
+        model = self.variants(c)
+        step = PeakStep(model.config, c.weights, scenario.machine, scenario.overhead_s)
+        workload = workload_of(scenario.name, self.tokenizer)
+        outcome = serve(model, c, workload, VirtualClock(lambda work: step(work)))
+        quality = self.perplexity(c)
+        return Verdict(outcome, quality, tuple(broken(scenario, outcome, quality)))
+
+    def perplexity(self, c: Configuration) -> float:
+        """On a few held-out windows, of the variant that a configuration runs."""
+        key = (c.weights, c.student)
+        if key not in self._quality:
+            self._quality[key] = perplexity(self.variants(c), self.held_BT)
+        return self._quality[key]
+
+
+def broken(scenario: Scenario, outcome: Outcome, quality: float) -> list[str]:
+    """The budgets that are not kept, in words."""
+    found = []
+    memory_bytes = outcome.memory_bytes - outcome.copy_bytes  # copies are this machine's alone
+    if memory_bytes > scenario.memory_bytes:
+        found.append(
+            f"memory: {memory_bytes / 1e6:.0f} MB, the budget is {scenario.memory_bytes / 1e6:.0f}"
+        )
+    if scenario.ttft_s is not None and outcome.ttft_s > scenario.ttft_s:
+        found.append(
+            f"first token: {1e3 * outcome.ttft_s:.0f} ms, the budget is {1e3 * scenario.ttft_s:.0f}"
+        )
+    if outcome.tokens_per_s < scenario.tokens_per_s:
+        found.append(
+            f"speed: {outcome.tokens_per_s:.0f} tokens/s, at least {scenario.tokens_per_s:.0f} "
+            "are needed"
+        )
+    if quality > scenario.perplexity:
+        found.append(f"quality: perplexity {quality:.1f}, at most {scenario.perplexity:.1f}")
+    return found
+
+
+@cache
+def trial() -> Trial:
+    """One `Trial` of the reference model, kept for the process."""
+    from lecture_util.model.weights import load, load_tokenizer
+
+    return Trial(load(), load_tokenizer())

@@ -1,0 +1,122 @@
+"""The model that a configuration runs: whole or pruned, in the numbers it asks for."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from lecture_util.model.config import Config
+from lecture_util.model.transformer import Transformer
+from lecture_util.quantization.awq import activation_means, fold_all, shared
+from lecture_util.quantization.awq_search import channel_scale
+from lecture_util.quantization.int4 import Int4Linear
+from lecture_util.quantization.linear import replace_linears
+from lecture_util.quantization.llm_int8 import Int8Linear
+from lecture_util.roofline.accounting import params_by_part
+
+from .configuration import WEIGHTS, Configuration
+from .student import load_student
+
+GROUP = 64
+ALPHA = 0.4  # near what notebook 06's search finds for most layers
+# Bytes a weight of the blocks' linear layers, and of the embedding and head.
+BYTES = {"fp32": (4, 4), "bf16": (2, 2), "int8": (1, 4), "int4": (0.5 + 4 / GROUP, 2)}
+
+
+class Variants:
+    """Makes each variant of a model once, at its first use, from the model as loaded in fp32.
+
+    calibration_BT: windows of text that 4 bits are scaled by, see `scaled_for_4_bits`; None to
+                    round as it comes.
+    """
+
+    def __init__(self, model: Transformer, calibration_BT: Tensor | None = None) -> None:
+        if not isinstance(model, Transformer):
+            raise TypeError(f"model={model!r}: expected a Transformer, such as load() gives")
+        if model.dtype != torch.float32:
+            raise ValueError(
+                f"the model is {model.dtype}: load(dtype=torch.float32), from which "
+                "the others are made"
+            )
+        self.model, self.calibration_BT = model, calibration_BT
+        self._made: dict[tuple[str, bool], Transformer] = {("fp32", False): model}
+
+    def __call__(self, configuration: Configuration) -> Transformer:
+        """Raises: as `student.load_student`, for a model that it is not the student of."""
+        return self.get(configuration.weights, configuration.student)
+
+    def get(self, weights: str = "fp32", student: bool = False) -> Transformer:
+        key = (weights, student)
+        if key not in self._made:
+            if weights not in WEIGHTS:
+                raise ValueError(f"weights={weights!r}: expected one of {', '.join(WEIGHTS)}")
+            source = load_student(self.model) if student else self.model
+            if student:
+                self._made["fp32", True] = source
+            if weights == "int4" and self.calibration_BT is not None:
+                source = scaled_for_4_bits(source, self.calibration_BT)
+            self._made[key] = with_weights(source, weights)
+        return self._made[key]
+
+
+def with_weights(model: Transformer, weights: str) -> Transformer:
+    """The model in other numbers; the source stays. Shapes and calls are the same."""
+    if weights == "fp32":
+        return model
+    if weights == "int8":
+        return replace_linears(model, Int8Linear.from_linear)
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    if weights == "bf16":
+        return half
+    return replace_linears(half, lambda linear: Int4Linear.from_linear(linear, GROUP))
+
+
+def calibration(study_S: Tensor, B: int = 8, T: int = 128) -> Tensor:
+    """Windows spread over a text, for `Variants`. Shapes: study_S -> tokens_BT."""
+    starts_B = torch.linspace(0, len(study_S) - T, B).long()
+    return study_S[starts_B[:, None] + torch.arange(T)]
+
+
+def scaled_for_4_bits(model: Transformer, tokens_BT: Tensor) -> Transformer:
+    """AWQ with one exponent for all layers: no search, no clipping, one pass over some text.
+
+    Computes the same as before; its columns with large activations round more finely.
+    """
+    config, scales = model.config, {}
+    for name, mean_D in activation_means(model, tokens_BT).items():
+        if name.endswith(".out"):
+            mean_D = shared(mean_D, config.K, config.G)
+        scales[name] = channel_scale(mean_D, ALPHA)
+    return fold_all(model, scales)
+
+
+def held_bytes(model: nn.Module) -> int:
+    """Bytes of a model's parameters and buffers, what several layers share counted once."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in _tensors(model)}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def copy_bytes(model: nn.Module) -> int:
+    """Bytes of the second copies of 4-bit weights that a CPU's operator has made by now."""
+    return sum(m.copy_bytes for m in model.modules() if isinstance(m, Int4Linear))
+
+
+def predicted_bytes(config: Config, weights: str) -> int:
+    """What `held_bytes` should be: from shapes alone, with the scales that go with each format."""
+    parts = params_by_part(config)
+    linear = parts["attention"] + parts["mlp"]
+    rest = sum(parts.values()) - linear
+    per_linear, per_rest = BYTES[weights]
+    scales = 0
+    if weights == "int8":  # one fp32 scale a row of qkv, out, gate and up, down
+        rows = (config.N + 2 * config.K) * config.H + 2 * config.D + 2 * config.F
+        scales = 4 * config.L * rows
+    return int(per_linear * linear + per_rest * rest + scales)
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
