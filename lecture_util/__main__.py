@@ -12,6 +12,7 @@ COMMANDS = {
     "present": ("lecture_util.classroom.present", "a notebook as slides, on the live kernel"),
     "rehearse": ("lecture_util.classroom.rehearse", "time a notebook and measure its slides"),
     "figures": ("lecture_util.classroom.figures", "draw the figures of images/"),
+    "corrections": ("lecture_util.classroom.corrections", "CORRECTIONS.md from the notebooks"),
     "merge": ("lecture_util.merging.merge", "checkpoints, by a recipe in mergekit's YAML"),
     "model": ("lecture_util.model.weights", "fetch and convert the reference model"),
 }
@@ -23,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: python -m lecture_util COMMAND [...]\n")
         for name, (_, about) in COMMANDS.items():
-            print(f"  {name:<9} {about}")
+            print(f"  {name:<11} {about}")
         print("\nEach command explains itself: python -m lecture_util COMMAND --help")
         return 0 if argv else 2
     if argv[0] not in COMMANDS:

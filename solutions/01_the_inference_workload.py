@@ -251,6 +251,12 @@ check("1.1", metrics)
 # next token at *every* position of its input. In training all tokens are known, so one pass scores
 # them all. A causal mask makes that honest: no position sees what comes after it.
 
+# %% [markdown] slideshow={"slide_type": "subslide"}
+# At prediction time one stack does it all: it reads the prompt in one pass, **prefill**, and then its own
+# words, one a pass, **decode**.
+#
+# ![Left, the Transformer of 2017: an encoder of self-attention and MLP reads the source; a decoder of causal self-attention, cross-attention to the encoder and MLP reads the answer so far and gives the next token. Right, decoder-only: one stack of causal self-attention and MLP. Five words of prompt enter at once, prefill; each new word goes back in by itself, decode, until an end token or the longest length allowed.](../images/decoder-only.svg)
+
 # %%
 import pydoc_data.topics
 

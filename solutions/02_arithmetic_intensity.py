@@ -473,6 +473,17 @@ print(f"{'a large copy':28} {here.bandwidth_bytes_per_s / 1e9:6.1f} GB/s")
 # > **Erratum.** $x$ has shape $B \times T \times D$. It is sometimes written as
 # > $B \times T \times F$ in the gate's step; the down projection is the one that reads width $F$.
 
+# %% slideshow={"slide_type": "skip"}
+x_BTD, gate_DF = torch.zeros(2, 3, 5), torch.zeros(5, 7)  # D=5, F=7
+g_BTF = x_BTD @ gate_DF
+assert g_BTF.shape == (2, 3, 7)
+try:
+    g_BTF @ gate_DF
+except RuntimeError:
+    print("the gate takes width D=5 and gives F=7; an input of width F=7 is refused")
+else:
+    raise AssertionError("a product of width 7 with a matrix of 5 rows ran")
+
 # %%
 S, T = symbols("S T")
 flops = bytes_moved = 0

@@ -664,10 +664,17 @@ for few, many in [(1, 64), (64, 256)]:
 # > said, and higher throughput.
 
 # %% slideshow={"slide_type": "subslide"}
+bound = decode_step(llama, 64, 1024, h100)
+for reached in (1.0, 0.9, 0.5):  # of the bandwidth; more than all of it nobody reaches
+    latency_s = bound.memory_bytes / (reached * h100.bandwidth_bytes_per_s)
+    assert latency_s >= bound.latency_s and 64 / latency_s <= bound.throughput_tokens_per_s
 smaller = decode_step(llama, 64, 512, h100)  # half the context, so half the cache
-assert smaller.latency_s < decode_step(llama, 64, 1024, h100).latency_s
-left_over = h100.memory_bytes - decode_step(llama, 64, 1024, h100).memory_bytes
-print(f"B=64 leaves {left_over / 1e9:.1f} GB of 80 free")
+assert smaller.latency_s < bound.latency_s
+assert smaller.throughput_tokens_per_s > bound.throughput_tokens_per_s
+for name, step_ in (("1,024 tokens", bound), ("512 tokens", smaller)):
+    print(f"{name}: at least {1e3 * step_.latency_s:.2f} ms, "
+          f"at most {step_.throughput_tokens_per_s:,.0f} tok/s")  # fmt: skip
+print(f"B=64 leaves {(h100.memory_bytes - bound.memory_bytes) / 1e9:.1f} GB of 80 free")
 
 # %% [markdown]
 # `fits` counts weights and caches only, nothing for activations. On paper $B = 64$ fits; in practice

@@ -294,7 +294,7 @@ assert whole_few < on_first < 0.4 * alone[11]
 # the second map find 2 and 11, besides the first layers and the last:
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
-# ![Four maps, a row a layer. Influence: layers 0 and 29 highest, 25, 14, 26, 13 lowest. Perplexity without a layer: 21.8 with all, from 24.4 up, 63,000 at most. Heads: the best of a layer has at most 2.2 times the median. Neurons: in most layers nine tenths are alike, the best has 4 to 260 times the median.](../images/importance-maps.svg)
+# ![Four maps, a row a layer. Influence: layers 0, 29 and 1 highest, 25, 14, 26, 13 lowest. Perplexity without a layer: 21.8 with all, from 24.4 up, 63,000 at most. Heads: the best of a layer has at most 2.2 times the median. Neurons: in most layers nine tenths are alike, the best has 4 to 260 times the median.](../images/importance-maps.svg)
 
 # %% tags=["nbval-ignore-output"] slideshow={"slide_type": "subslide"}
 from lecture_util.classroom.figures.small_caches import recorded
@@ -784,6 +784,9 @@ assert by_depth["20"]["perplexity"] > 2 * by_depth["21"]["perplexity"]
 # The curve need not rise with every layer that goes: with 23 it is *worse* than with 22. And the one big step,
 # from 21 to 20, is where layer 2 goes, one of the two that build the attention sink.
 
+# %% [markdown] slideshow={"slide_type": "subslide"}
+# ![Left, perplexity against layers kept, logarithmic: all 30, 19.6; 26 layers 31.2, repaired 24.6; 22 layers 58.1, repaired 29.8. Right, decoding speed over the whole model's: with 18 layers 1.53 times measured, 1.46 predicted from the bytes read.](../images/layers-kept.svg)
+
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## 6. Repair: the original teaches what is left
 #
@@ -995,7 +998,7 @@ assert on_gpu or paris["repaired"] < 0.7 * paris["cut"] < paris["whole"]
 # recorded it, and what the recipes of the next section reach on one budget.
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
-# ![Left, perplexity against steps of distillation, for the model without 8 of its layers, falling towards that of the whole model. Right, the perplexities that seven recipes reach on one budget.](../images/recovery-curve.svg)
+# ![Left, perplexity of 22 of 30 layers against steps of distillation: 58.1 as cut, 26.3 after 40, 24.6 after 120; the whole model has 19.6. Right, after one shorter budget each: teacher's probabilities (KL) 29.8; the same, softened: T = 2 31.4; KL and the text's tokens 24.4; KL and hidden states 29.7; the text's tokens only 25.5; KL, dropping 4 and 4 33; KL, from fresh weights 1,020; the whole model, trained on the text alike, 14.2.](../images/recovery-curve.svg)
 
 # %% [markdown] slideshow={"slide_type": "notes"}
 # *For the instructor.* While the progress bar runs, ask what the first steps can be fixing. (The scale of the stream before the head; a
@@ -1143,7 +1146,7 @@ check("7.6", layers_left)
 # short repair.
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
-# ![Left, perplexities without eight layers, chosen in five ways. Right, at one number of parameters, perplexities as cut and after a short repair, for layers, neurons and channels, and how many times as fast each decodes.](../images/what-to-cut.svg)
+# ![Left, perplexity without 8 layers, as cut, by how they are chosen: least influence 58.1; least influence, measured after each 63.9; least harm alone 58; every third 5,750; 8 before the last 2.35e+08. Right, as many parameters less, perplexity as cut and after a short repair: 8 layers 58.1 and 29.8; neurons 33.4 and 25.2; channels 109 and 35.9.](../images/what-to-cut.svg)
 
 # %% tags=["nbval-ignore-output", "hide-input"] slideshow={"slide_type": "subslide"}
 print("as many parameters less   as cut   repaired   times as fast   bytes of cache a token")
@@ -1174,7 +1177,7 @@ else:
 # NVIDIA cut a model of 15 billion parameters to 8 and to 4 billion, and distilled on 94 billion tokens
 # (arXiv:2407.14679; scores as the paper and model cards give them).
 #
-# > **Erratum.** The slides' label, 9% better than the same size from scratch, is 9.1 *points* of
+# > **Erratum.** The label in the paper's plot, 9% better than the same size from scratch, is 9.1 *points* of
 # > MMLU, which is 17% more. And "40 times fewer tokens" leaves out the teacher, trained on 8 trillion. Distilling is cheap for whoever has
 # > the large model already, and wants several small ones.
 

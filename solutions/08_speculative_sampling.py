@@ -235,6 +235,12 @@ token_ribbon({"n-gram": rounds}, tokenizer)
 # the grammar and overlooks the rest: a small model. Faster or not, it is the *same* small model.)
 
 # %% [markdown] slideshow={"slide_type": "subslide"}
+# The same loop on a text small enough to read whole. A line is a forward, and each one ends with a word of
+# the target's own, whatever became of the guesses:
+#
+# ![A grid, a row for each of 6 forwards, a column for each of 16 words of the answer. In a row stand the words guessed, looked up in the question, and below them what came of them. Of 15 guesses 10 are kept, green; the others are struck through, orange; a row ends with one word of the target's own, purple. So 16 words take 6 forwards, and are the words the target alone would have written.](../images/speculative-trace.svg)
+
+# %% [markdown] slideshow={"slide_type": "subslide"}
 # ### Exercise 8.1: look the last words up
 # *15 minutes · a draft without a model: longest match, the suffix itself, budget and end token*
 #

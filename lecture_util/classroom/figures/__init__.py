@@ -6,6 +6,7 @@ registry             the list of still figures
 diagram              boxes, arrows and brackets on a plain canvas
 workload             inference's scale, timeline, a step's bytes, the method    notebooks 00, 01, 03
 transformer          one block with every edge's axes                           notebook 01
+decoder_only         what a decoder-only model leaves out                       notebook 01
 cache                naive against cached generation, and the cache as a tensor notebook 03
 kv_reduction         KV heads: sharing, step time, quality; MLA's bytes         notebook 04
 mla_tables           DeepSeek-V2's comparisons of MQA, GQA, MHA and MLA         notebook 04
@@ -23,6 +24,7 @@ pruning              the loop, what can be cut, Minitron's scores               
 pruning_maps         layers, heads and neurons that matter; recorded            notebook 07
 pruning_runs         layers kept, repair, what to cut; recorded                 notebook 07
 speculative_rounds   one round of guesses, and the residual                     notebook 08
+speculative_trace    a text made in rounds, each guess coloured                 notebook 08
 speculative_drafts   four ways to draft                                         notebook 08
 speculative_tree     a tree of guesses, its mask and positions                  notebook 08
 speculative_papers   Leviathan's and Chen's speed-ups                           notebook 08
@@ -33,7 +35,7 @@ serving_runs         schedulers, load, the token budget; recorded            not
 paging               rented rows, pages and tables, a context in parts       notebook 10
 page_sharing         shared pages, copy-on-write, names of pages             notebook 10
 paging_runs          where the memory is, other engines; recorded            notebook 10
-merging_papers       soups and TIES as published                             notebook 11
+merging_papers       soups, TIES, vectors added, as published                notebook 11
 merging_geometry     SLERP's arc, task vectors, Model Stock's ratio          notebook 11
 merging_steps        TIES step by step, what DARE keeps                      notebook 11
 merging_thinning     which entries breadcrumbs, DARE, TIES and DELLA keep    notebook 11
@@ -42,6 +44,12 @@ merging_runs         scales, densities; recorded                             not
 merging_landscape    a line and a plane between models, soups; recorded      notebook 11
 merging_tables       every merge on every task, the thin shell; recorded     notebook 11
 merging_costs        memory and time, stacked layers; recorded               notebook 11
+together_runs        the table, its frontier, its predictions; recorded      notebook 12
+combining            what multiplies, competes, excludes                     notebook 12
+speculation_batch    what guesses gain as the batch grows                    notebook 12
+tensor_parallel      one block cut over two ranks                            notebook 12
+course_map           the course along the path of a request                  the README
+answers              every picture of the lecture and the slides, and which figure answers it
 records              registering what waits for a recorded run
 cli                  `make figures`: draw all, or check that none is out of date
 """
@@ -50,6 +58,9 @@ from lecture_util.classroom.figures import (  # noqa: F401  register
     alternatives,
     cache,
     cla,
+    combining,
+    course_map,
+    decoder_only,
     diffusion,
     hybrids,
     kv_layers,
@@ -77,12 +88,16 @@ from lecture_util.classroom.figures import (  # noqa: F401  register
     serving,
     serving_runs,
     small_caches,
+    speculation_batch,
     speculative_drafts,
     speculative_measured,
     speculative_papers,
     speculative_records,
     speculative_rounds,
+    speculative_trace,
     speculative_tree,
+    tensor_parallel,
+    together_runs,
     transformer,
     workload,
 )

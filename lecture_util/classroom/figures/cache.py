@@ -31,7 +31,7 @@ SHAPES = "shapes: Lightning-AI/litgpt litgpt/config.py (lecture_util.model.confi
 @figure(
     name="naive-and-cached-generation",
     title="A cache turns a triangle of work into one row and single cells",
-    answers=["naive-inference", "cached-inference"],
+    answers=["naive-inference", "cached-inference", "KV cache (slides)"],
     notebook="03",
     alt="Two grids with one row per step and one column per position. Left, naive: every step "
     "processes the whole prefix, so the filled cells form a triangle, 60 in all. Right, cached: "
@@ -75,7 +75,7 @@ def naive_and_cached() -> Figure:
 @figure(
     name="kv-cache-tensor",
     title="Every token leaves a key and a value in each layer",
-    answers=["decoder and KV cache diagram (slides)"],
+    answers=["KV cache (slides)"],
     notebook="03",
     alt="Left: two stacks of L slabs, keys and values; each slab has the axes S and K times H, and "
     "there is one such pair for each of B sequences. The size is 2 x L x B x S x K x H numbers of "

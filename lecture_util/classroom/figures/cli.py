@@ -10,6 +10,7 @@ from pathlib import Path
 import matplotlib
 import matplotlib.pyplot as plt
 
+from lecture_util.classroom.figures.answers import table
 from lecture_util.classroom.figures.registry import FIGURES, StillFigure
 from lecture_util.classroom.figures.style import STYLE
 
@@ -56,7 +57,8 @@ def index() -> str:
         "Drawn by `make figures` (`python -m lecture_util figures`) from",
         "`lecture_util/classroom/figures/`; edit there, never here. *Answers* names the picture",
         "of the lecture or its slides whose place ours takes; ours are drawn afresh, from",
-        "formulas, from our own code, or from the cited numbers.",
+        "formulas, from our own code, or from the cited numbers. A second table, below, goes the",
+        "other way: each picture of the lecture and the slides, and what answers it here.",
         "",
         "| Figure | Title | Notebook | Answers | Numbers from | Alt text |",
         "|---|---|---|---|---|---|",
@@ -71,7 +73,7 @@ def index() -> str:
             still.alt,
         ]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *table()]) + "\n"
 
 
 def draw_all(folder: Path) -> list[Path]:

@@ -128,7 +128,7 @@ def _franken_alt(run: dict) -> str:
     alt=_franken_alt,
     name="franken-measured",
     title="Layers stacked anew and not trained predict worse",
-    answers=["Franken-merging (slides)"],
+    answers=["Franken-merging, Goliath (slides)"],
     notebook="11",
     sources=[MADE_BY],
 )

@@ -60,7 +60,7 @@ def _slerp_alt() -> str:
 @figure(
     name="slerp-path",
     title="SLERP keeps to the circle, the straight line cuts inside",
-    answers=["Linear (red) vs. spherical (blue) interpolation (slides)"],
+    answers=["SLERP against LERP (slides)", "SLERP, the formula (slides)"],
     notebook="11",
     alt=_slerp_alt(),
     sources=["lecture_util.merging.slerp: slerp, lerp", SHOEMAKE],
@@ -175,7 +175,7 @@ COUNTS = (2, 3, 4, 8)
 @figure(
     name="stock-ratio",
     title="Model Stock: the wider the fine-tunes' angle, the nearer the base",
-    answers=["Model stock (slides)"],
+    answers=["Model stock, the centre (slides)"],
     notebook="11",
     alt="Left, t against the cosine between fine-tunes, for N = 2, 3, 4, 8: all rise from 0 at "
     "cosine 0 to 1 at cosine 1, steeper for more fine-tunes: at cosine 0.5 "

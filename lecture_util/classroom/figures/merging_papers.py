@@ -1,4 +1,4 @@
-"""Still figures of notebook 11: what the papers report of soups and of TIES."""
+"""Still figures of notebook 11: what the papers report of soups, TIES and added vectors."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def _ties_alt() -> str:
 @figure(
     name="ties-published",
     title="TIES leads among merges, far below eight specialists",
-    answers=["TIES (slides)"],
+    answers=["TIES, results (slides)"],
     notebook="11",
     alt=_ties_alt(),
     sources=[
@@ -191,4 +191,53 @@ def ties_published() -> Figure:
         ax.text(1.5, y, text, size=14, va="center", color="white" if y > 2 else INK)
     caption(fig, shapes="CLIP ViT-B/32, 8 image tasks; 48.0 from one transcription, the others as "
             "later papers reprint them", source=TIES)  # fmt: skip
+    return fig
+
+
+ADDING = "Ilharco et al. 2022, arXiv:2212.04089"
+CLIP_KEPT = {"2 added (mean of pairs)": 98.9, "8 added": 91.2}  # % of the specialists' accuracy
+T5_GLUE = {"fine-tuned": 78.1, "and others' vectors": 78.6}  # mean over GLUE
+
+
+def _adding_alt() -> str:
+    kept, glue = (
+        "; ".join(f"{name} {value}" for name, value in values.items())
+        for values in (CLIP_KEPT, T5_GLUE)
+    )
+    return (
+        "Two panels, as published. Left, bars: CLIP with task vectors added: accuracy in % of "
+        f"that of the fine-tunes, each on its own task: {kept}; a line at 100. Right, two points: "
+        f"T5-base, mean score on GLUE: {glue}."
+    )
+
+
+@figure(
+    name="vectors-added",
+    title="Two task vectors add almost freely, eight cost some of each",
+    answers=["Task vectors added, CLIP (slides)", "Task vectors in pairs, T5-base (slides)"],
+    notebook="11",
+    alt=_adding_alt(),
+    sources=[f"{ADDING}, as public transcriptions give its numbers"],
+)
+def vectors_added() -> Figure:
+    fig, axes = chart("Two task vectors add almost freely, eight cost some of each", 2, 4.4)
+    left, right = axes
+    drawn = left.bar(range(len(CLIP_KEPT)), CLIP_KEPT.values(), width=0.5, color=PREDICTED)
+    left.bar_label(drawn, [f"{value}" for value in CLIP_KEPT.values()], padding=-24, size=16,
+                   color="white")  # fmt: skip
+    right.plot(range(len(T5_GLUE)), T5_GLUE.values(), "o", color=MEASURED, ms=14)
+    for x, value in enumerate(T5_GLUE.values()):
+        beside(right, x, value, f"{value}", MEASURED, size=16, xytext=(14, 0))
+    for ax, values, name, low, high in (
+        (left, CLIP_KEPT, "CLIP: % of the specialists' accuracy", 0, 112),
+        (right, T5_GLUE, "T5-base: GLUE, mean score (axis cut)", 77.7, 79),
+    ):
+        ax.set_xticks(range(len(values)), list(values), size=14)
+        ax.set(ylim=(low, high), xlim=(-0.6, len(values) - 0.4))
+        ax.grid(axis="x", visible=False)
+        ax.tick_params(axis="x", length=0)
+        ax.set_title(name, size=15)
+    left.axhline(100, color=INK, lw=1.4, ls=":")
+    caption(fig, shapes="one model left in each case; T5's vectors are those of other people's "
+            "fine-tunes", source=f"{ADDING}, public transcriptions")  # fmt: skip
     return fig

@@ -181,7 +181,11 @@ def _densities_alt(run: dict) -> str:
     alt=_densities_alt,
     name="merge-densities",
     title="At random, half of the entries can go; nearly all cannot",
-    answers=["DARE (slides)"],
+    answers=[
+        "DARE, results (slides)",
+        "Model breadcrumbs, results (slides)",
+        "DELLA, results (slides)",
+    ],
     notebook="11",
     sources=[MADE_BY],
 )

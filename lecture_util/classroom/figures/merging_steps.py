@@ -169,7 +169,7 @@ def _dare_alt() -> str:
 @figure(
     name="dare-kept",
     title="DARE drops most of a task vector and enlarges the rest",
-    answers=["DARE (slides)"],
+    answers=["DARE (slides)", "DARE, results (slides)"],
     notebook="11",
     alt=_dare_alt(),
     sources=["computed by lecture_util.merging.sparsify.drop, seed 0",

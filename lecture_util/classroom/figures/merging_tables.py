@@ -80,7 +80,11 @@ def _table_alt(run: dict) -> str:
     alt=_table_alt,
     name="merge-table",
     title="A merge beats each fine-tune; training on all tasks beats all",
-    answers=["What is model merging? (slides)"],
+    answers=[
+        "What is model merging? (slides)",
+        "Model breadcrumbs, results (slides)",
+        "DELLA, results (slides)",
+    ],
     notebook="11",
     sources=[MADE_BY],
 )
@@ -142,7 +146,7 @@ def _shell_alt(run: dict) -> str:
     alt=_shell_alt,
     name="thin-shell",
     title="Fine-tunes from other seeds: nearly one length, nearly one angle",
-    answers=["Model stock (slides)"],
+    answers=["Model stock, thin shell (slides)"],
     notebook="11",
     sources=[MADE_BY, "Jang et al. 2024, arXiv:2403.19522: what to look at"],
 )

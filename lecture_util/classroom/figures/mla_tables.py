@@ -62,7 +62,7 @@ def mla_table_8() -> Figure:
 @figure(
     name="mla-table-9",
     title="MLA scores above MHA in 7 of 8 rows, no variance reported",
-    answers=["mla-accuracy-2"],
+    answers=["mla-accuracy2"],
     notebook="04",
     alt="Two panels of dots, MHA against MLA. Small mixture of experts, 110.6K against 15.6K "
     "numbers cached a token: BBH 37.9, 39.0; MMLU 48.7, 50.0; C-Eval 51.6, 50.9, a loss; CMMLU "

@@ -48,7 +48,7 @@ def plain(value: float) -> str:
 @figure(
     name="number-formats",
     title="Exponent bits buy range, mantissa bits buy fine steps",
-    answers=[],
+    answers=["fp8 picture"],
     notebook="06",
     alt="Eight rows of boxes, one a bit. Sign, exponent, mantissa: fp32 1, 8, 23; fp16 1, 5, 10; "
     "bf16 1, 8, 7; e4m3 1, 4, 3; e5m2 1, 5, 2. Plain codes: int8, int4 and NF4. Largest, and step "

@@ -68,7 +68,7 @@ def tally(loop: Loop) -> Tally:
 @figure(
     name="static-batching",
     title="A static batch waits for its longest text; a continuous one refills",
-    answers=["static batching"],
+    answers=["static batching", "Static and continuous batching (slides)"],
     notebook="09",
     alt="Two grids, rows are 4 slots, columns are forwards. Eight requests want 4, 2, 6, 3, 5, 3, "
     "4 and 2 tokens. Static: B ends after 2 forwards, C after 6; until then the other rows are "

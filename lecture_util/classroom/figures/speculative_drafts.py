@@ -29,7 +29,7 @@ LOOKUP = "Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding"
 @figure(
     name="four-ways-to-draft",
     title="Four ways to guess t₄ and t₅: a model, a look-up, heads, a layer",
-    answers=["medusa-eagle"],
+    answers=["medusa-eagle", "n-grams (slides)", "Medusa, heads and tree (slides)"],
     notebook="08",
     alt="Four panels; tokens t1 to t3 are known. Small model: reads t1, t2, t3, gives t4, reads "
     "it, gives t5. N-gram: the last two tokens stood earlier in the text, and what followed there "

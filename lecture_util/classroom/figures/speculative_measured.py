@@ -63,7 +63,7 @@ PARTS = {"draft": (GUESS, ("draft_ms",)), "target": (WEIGHTS, ("target_ms",)),
     alt=_drafters_alt,
     name="drafters-measured",
     title="A round brings more tokens than speed: guesses and checks cost time",
-    answers=["n-grams, Medusa-1/2 (slides)", "medusa-eagle"],
+    answers=["n-grams (slides)", "Medusa-1 and -2 (slides)", "medusa-eagle"],
     notebook="08",
     sources=[MADE_BY],
 )
@@ -163,7 +163,7 @@ def _grounded_alt(run: dict) -> str:
     alt=_grounded_alt,
     name="grounded-tasks",
     title="Where the answer repeats its prompt, looking it up pays",
-    answers=[],
+    answers=["n-grams (slides)"],
     notebook="08",
     sources=[MADE_BY],
 )

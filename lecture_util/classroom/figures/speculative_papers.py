@@ -61,7 +61,7 @@ def _leviathan_alt() -> str:
 @figure(
     name="leviathan",
     title="Speed grows with agreement; of guesses there is a best number",
-    answers=["Speculative, T5-XXL table (slides)"],
+    answers=["Speculative decoding, T5-XXL (slides)"],
     notebook="08",
     alt=_leviathan_alt(),
     sources=[f"{LEVIATHAN}, Table 2", "lecture_util.speculative.expected"],

@@ -49,7 +49,7 @@ def read_as() -> tuple[list[list[bool]], list[int]]:
 @figure(
     name="draft-tree-mask",
     title="A tree of guesses in one forward: each sees only its own past",
-    answers=["Medusa (slides)"],
+    answers=["Medusa, heads and tree (slides)"],
     notebook="08",
     alt="Left, a tree after The cat sat on the: warm, then mat and a full stop, or and; old, then "
     "mat. Right, the mask of that forward: seven rows, the newest token and six guesses; eleven "

@@ -47,6 +47,7 @@ ties_work     TIES on three small vectors, computed; ties_svg, the same drawn
 ties_steps    ties_step_by_step (notebook 11)
 merges        merges of small models, made at once, scored and remembered
 densities     density_sliders (notebook 11); density_picture, its bars and curve
+configurator  configurator (notebook 12); configured, its bars
 race          with and without a cache, side by side (notebooks 01 and 03)
 """
 
@@ -55,6 +56,7 @@ from lecture_util.classroom.widgets.block_tables import (
     block_table_explorer,
 )
 from lecture_util.classroom.widgets.calculator import CacheCalculator, cache_calculator
+from lecture_util.classroom.widgets.configurator import Configurator, configurator
 from lecture_util.classroom.widgets.densities import DensitySliders, density_sliders
 from lecture_util.classroom.widgets.engine_steps import EngineStepper, engine_stepper
 from lecture_util.classroom.widgets.explore import Explorer, explore
@@ -82,6 +84,7 @@ from lecture_util.classroom.widgets.waste import WasteExplorer, waste_explorer
 __all__ = [
     "BlockTableExplorer",
     "CacheCalculator",
+    "Configurator",
     "DensitySliders",
     "EngineStepper",
     "Explorer",
@@ -99,6 +102,7 @@ __all__ = [
     "WeightInspector",
     "block_table_explorer",
     "cache_calculator",
+    "configurator",
     "density_sliders",
     "engine_stepper",
     "explore",
