@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: lab test setup model present rehearse notebooks figures doctor lint benchmark clean
+.PHONY: lab test setup model present rehearse notebooks figures corrections doctor lint benchmark gpu table clean
 
 lab: setup model  ## set up, then open JupyterLab on notebook 00
 	$(BIN)/jupyter lab --ip=127.0.0.1 $(ROOT_FLAG) $(LAB_FLAGS) notebooks/00_start_here.ipynb
@@ -45,6 +45,9 @@ notebooks: setup model  ## rebuild notebooks from solutions/*.py (NB="02 03" for
 figures: setup
 	$(BIN)/python -m lecture_util figures
 
+corrections: setup  ## CORRECTIONS.md, after a change to the notebooks' sources
+	$(BIN)/python -m lecture_util corrections
+
 doctor: setup
 	$(BIN)/python -m lecture_util doctor
 
@@ -54,6 +57,12 @@ lint: setup
 
 benchmark: setup model
 	$(BIN)/python benchmarks/decode.py
+
+gpu: setup model  ## ten minutes on one card: kernels, decode steps, the engine (make gpu DRY=1: on a CPU, at small sizes)
+	$(BIN)/python benchmarks/gpu.py $(if $(DRY),--dry) $(GPU_FLAGS)
+
+table: setup model  ## notebook 12's table, on this machine: predicted and measured (TABLE_FLAGS=--small: a minute)
+	$(BIN)/python benchmarks/together.py $(TABLE_FLAGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

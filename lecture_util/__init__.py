@@ -10,9 +10,11 @@ pruning/       importance, smaller checkpoints, distillation                   n
 speculative/   draft, verify, Medusa, EAGLE: several tokens a forward          notebook 08
 serving/       schedulers, paged memory, the engine: many requests at once     notebooks 09-10
 merging/       one model out of several fine-tunes, without training           notebook 11
+parallel/      tensor parallelism: one model over several processes            notebooks 03, 12
+together/      any combination of the parts, predicted and measured            notebook 12
 classroom/     exercises, figures, widgets, notebook builds, grading, doctor   all notebooks
 
-A part imports the ground (model, kernels) and roofline, never another part; nothing imports the
-classroom.
+A part imports the ground (model, kernels) and roofline, never another part; together
+imports all parts, and nothing imports the classroom.
 Command line: python -m lecture_util doctor | build | grade | figures | merge | model
 """
