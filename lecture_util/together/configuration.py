@@ -60,7 +60,7 @@ class Configuration:
             ("schedule", self.schedule, SCHEDULES),
             ("draft", self.draft, (None, *DRAFTS)),
         ):
-            if value not in known:
+            if value not in tuple(known):
                 raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, known))}")
         for name in ("student", "cache", "pages", "prefix"):
             if type(getattr(self, name)) is not bool:

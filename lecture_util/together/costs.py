@@ -89,10 +89,13 @@ class PeakStep:
 
     def bytes(self, pieces: Sequence[Piece]) -> float:
         """Weights once for all, every text's own cache, and the drafts'."""
-        token = kv_bytes_per_token(self.config, BYTES[self.weights][1])
-        cache = sum(p.start + 2 * (p.count + p.padded) for p in pieces) * token
+        width, news = BYTES[self.weights][1], [p.count + p.padded for p in pieces]
+        token = kv_bytes_per_token(self.config, width)
+        cache = sum(p.start + 2 * new for p, new in zip(pieces, news, strict=True)) * token
         guesses = sum(getattr(p, "drafted", 0) for p in pieces)
-        return predicted_bytes(self.config, self.weights) + cache + guesses * self.guess_bytes
+        unread = 0 if self.config.tied else max(0, self.config.V - sum(news))  # rows looked up
+        weights = predicted_bytes(self.config, self.weights) - width * unread * self.config.D
+        return weights + cache + guesses * self.guess_bytes
 
     def __call__(self, pieces: Sequence[Piece]) -> float:
         peaks = self.accelerator.flops_per_s

@@ -16,7 +16,7 @@ from lecture_util.serving.static_batching import StaticScheduler
 
 from .configuration import HEADS, Configuration
 from .costs import Costs
-from .run import PAGE, Piece, policy
+from .run import PAGE, Piece, policy, text_bytes
 from .variants import BYTES, predicted_bytes
 from .workload import Workload
 
@@ -43,30 +43,44 @@ def predict(
     """Answer the workload on paper.
 
     config: of the model that is run, a student's if it is one.
-    Raises: ValueError for a draft that `costs` knows nothing of.
+    Raises: ValueError for a draft that `costs` knows nothing of; TypeError for what is no
+            Config, Configuration, Workload or Costs.
     """
+    for name, value, kind in (
+        ("config", config, Config),
+        ("configuration", configuration, Configuration),
+        ("workload", workload, Workload),
+        ("costs", costs, Costs),
+    ):
+        if not isinstance(value, kind):
+            raise TypeError(f"{name}={value!r}: expected a {kind.__name__}")
     c = configuration
-    if c.draft is not None and c.draft not in costs.tokens_per_round:
-        raise ValueError(
-            f"no tokens a round are known for {c.draft!r}: a formula can't say what a draft "
-            "guesses right; calibrate(..., drafts=[...]) or give Costs(tokens_per_round=...)"
-        )
+    if c.draft is not None:
+        if c.draft not in costs.tokens_per_round or c.draft not in costs.drafted:
+            raise ValueError(
+                f"no tokens a round are known for {c.draft!r}: a formula can't say what a draft "
+                "guesses right; calibrate(..., drafts=[...]) or give Costs(tokens_per_round=..., "
+                "drafted=...)"
+            )
+        if not costs.tokens_per_round[c.draft] >= 1:
+            raise ValueError(
+                f"tokens_per_round of {c.draft!r} is {costs.tokens_per_round[c.draft]!r}: every "
+                "round gains one token at least"
+            )
     ends = _single(c, workload, costs) if c.schedule == "single" else None
     width = BYTES[c.weights][1]
-    token_bytes = kv_bytes_per_token(config, width)
     if ends is None:
         arrivals, firsts, lasts, lent = _batched(c, workload, costs)
-        cache_bytes = token_bytes * lent
+        cache_bytes = kv_bytes_per_token(config, width) * lent
     else:
         arrivals, firsts, lasts = ends
-        slack = c.guesses if c.draft in HEADS else 0
-        cache_bytes = token_bytes * (workload.longest + slack) if c.cache else 0
+        cache_bytes = text_bytes(config, c, workload.longest, width)
     seconds = max(lasts) - min(arrivals)
     return Prediction(
         tokens_per_s=sum(workload.new_tokens) / seconds,
         ttft_s=median(first - came for first, came in zip(firsts, arrivals, strict=True)),
         weight_bytes=predicted_bytes(config, c.weights) + head_bytes(config, c),
-        cache_bytes=int(cache_bytes),
+        cache_bytes=cache_bytes,
     )
 
 
@@ -107,7 +121,7 @@ def _forwards(P: int, count: int, c: Configuration, costs: Costs) -> list[float]
     times, done = [], 0.0
     while done < count:
         start, new = (P + round(done) - 1, 1) if done else (0, P)
-        share = min(1.0, (count - done) / gain)
+        share = min(1.0, (count - done) / gain) if done else 1.0
         piece = Piece(start, new + round(guesses), drafted=round(guesses))
         times.append(share * (costs.rows([piece]) + drafting_s))
         done += gain

@@ -7,10 +7,11 @@ Every configuration is served by the part of the course it comes from: `model.ge
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
-from lecture_util.model.generate import generate_naive, stream
+from lecture_util.model.config import Config
+from lecture_util.model.generate import check_prompts, generate_naive, stream
 from lecture_util.model.transformer import Transformer
 from lecture_util.roofline.accounting import kv_bytes_per_token
 from lecture_util.serving.clock import VirtualClock, WallClock
@@ -22,6 +23,7 @@ from lecture_util.serving.slots import SlotCache
 from lecture_util.serving.static_batching import static_server
 from lecture_util.speculative.ngram import NgramDrafter
 from lecture_util.speculative.speculate import Tally, stream_speculative
+from lecture_util.speculative.target import common_beginning
 from lecture_util.speculative.trained import (
     eagle_drafter,
     load_eagle,
@@ -34,6 +36,7 @@ from .variants import copy_bytes, held_bytes
 from .workload import Workload
 
 PAGE = 16
+EAGLE_TREE = 6  # tokens: three levels of two, what `eagle_drafter` grows unless told
 
 
 @dataclass(frozen=True)
@@ -106,10 +109,13 @@ class Outcome:
 
     def same_tokens(self, other: Outcome) -> float:
         """The share of tokens before each answer first differs from the other's."""
-        same = 0
-        for mine, theirs in zip(self.answers, other.answers, strict=True):
-            pairs = zip(mine.tokens, theirs.tokens, strict=False)
-            same += next((i for i, (a, b) in enumerate(pairs) if a != b), len(mine.tokens))
+        if len(self.answers) != len(other.answers):
+            raise ValueError(
+                f"{len(self.answers)} answers and {len(other.answers)}: compare outcomes of one "
+                "workload"
+            )
+        pairs = zip(self.answers, other.answers, strict=True)
+        same = sum(common_beginning(mine.tokens, theirs.tokens) for mine, theirs in pairs)
         return same / self.new_tokens
 
 
@@ -125,10 +131,21 @@ def serve(
     model: the variant that the configuration asks for (`variants.Variants`).
     clock: by default seconds as they pass; a VirtualClock charges each forward by a formula, and
            then two machines agree on every number here.
+    Raises: PromptError for a request that the model has no room or no words for, TypeError for
+            what is no model, configuration, workload or clock: before anything is computed.
     """
-    if not isinstance(configuration, Configuration):
-        raise TypeError(f"configuration={configuration!r}: expected Configuration(slots=8, ...)")
     clock = WallClock() if clock is None else clock
+    for name, value, kind, such in (
+        ("model", model, Transformer, "a Transformer, such as Variants(load())(configuration)"),
+        ("configuration", configuration, Configuration, "Configuration(slots=8, ...)"),
+        ("workload", workload, Workload, "a Workload, such as assistant(tokenizer)"),
+        ("clock", clock, WallClock | VirtualClock, "WallClock(), VirtualClock() or None"),
+    ):
+        if not isinstance(value, kind):
+            raise TypeError(f"{name}={value!r}: expected {such}")
+    batched = configuration.schedule != "single"  # then all have the longest answer's budget
+    for prompt, count in zip(workload.prompts, workload.new_tokens, strict=True):
+        check_prompts(model, [prompt], max(workload.new_tokens) if batched else count)
     if configuration.schedule == "single":
         return _single(model, configuration, workload, clock, progress)
     return _batched(model, configuration, workload, clock, progress)
@@ -168,18 +185,31 @@ def drafter(model: Transformer, c: Configuration) -> tuple[Callable, int]:
     return make(model, size=c.guesses), held_bytes(head) + held_bytes(vocabulary)
 
 
+def text_bytes(config: Config, c: Configuration, tokens: int, number_bytes: int) -> int:
+    """The cache that one text gets to itself: room for its tokens, for a round's guesses, and for
+    both in EAGLE's own layer, which sees its tree besides."""
+    if not c.cache:
+        return 0
+    room = tokens + (0 if c.draft is None else c.guesses)
+    held_bytes = room * kv_bytes_per_token(config, number_bytes)
+    if c.draft == "eagle":
+        held_bytes += (room + EAGLE_TREE) * kv_bytes_per_token(replace(config, L=1), number_bytes)
+    return held_bytes
+
+
 def _single(model, c, workload, clock, progress) -> Outcome:
     from tqdm.auto import tqdm
 
     new_drafter, head_bytes = drafter(model, c) if c.draft else (None, 0)
     tally = Tally() if c.draft else None
-    token_bytes = kv_bytes_per_token(model.config, model.embed.weight.element_size())
-    origin_s, answers, forwards, cache_bytes = clock.now(), [], 0, 0
+    cache_bytes = text_bytes(model.config, c, workload.longest, model.dtype.itemsize)
+    origin_s, answers, forwards = clock.now(), [], 0
     requests = list(zip(workload.prompts, workload.new_tokens, workload.arrivals_s, strict=True))
     for prompt, count, arrival_s in tqdm(requests, desc=str(c), disable=not progress, leave=False):
         if workload.closed:
             arrival_s = clock.now() - origin_s
-        clock.wait(max(0.0, origin_s + arrival_s - clock.now()))
+        elif (early_s := origin_s + arrival_s - clock.now()) > 0:
+            clock.wait(early_s)
         if not c.cache:
             steps = _naive(model, prompt, count)
         elif c.draft is None:
@@ -192,9 +222,6 @@ def _single(model, c, workload, clock, progress) -> Outcome:
             tokens += new
             forwards += 1
             first_s = clock.now() if first_s is None else first_s
-        if c.cache:
-            room = len(prompt) + count + (c.guesses if c.draft in ("medusa", "eagle") else 0)
-            cache_bytes = max(cache_bytes, token_bytes * room)
         answers.append(Answer(tuple(tokens), arrival_s, first_s - origin_s, clock.now() - origin_s))
     weight_bytes = held_bytes(model) + head_bytes
     return Outcome(tuple(answers), weight_bytes, cache_bytes, forwards, copy_bytes(model), tally)
@@ -218,7 +245,7 @@ def _cached(model, prompt, count) -> Iterator[tuple[list[int], Piece]]:
 
 def _drafted(model, new_drafter, prompt, count, c, tally) -> Iterator[tuple[list[int], Piece]]:
     held, total = 0, len(prompt)
-    for r in stream_speculative(model, new_drafter, prompt, count, width=max(c.guesses, 1)):
+    for r in stream_speculative(model, new_drafter, prompt, count, width=c.guesses):
         tally.add(r)
         yield r.tokens, Piece(held, total - held + len(r.draft), drafted=len(r.draft))
         held, total = total + len(r.accepted), total + len(r.tokens)
@@ -235,7 +262,7 @@ def _batched(model, c, workload, clock, progress) -> Outcome:
     failed = [x.error for x in completions if x.error is not None]
     if failed:
         raise failed[0]
-    token_bytes = kv_bytes_per_token(model.config, model.embed.weight.element_size())
+    token_bytes = kv_bytes_per_token(model.config, model.dtype.itemsize)
     answers = tuple(
         Answer(tuple(x.tokens), x.arrival_s, x.token_times_s[0], x.finished_s) for x in completions
     )

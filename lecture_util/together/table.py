@@ -99,8 +99,17 @@ def make_table(
     held_BT:   windows of text that nothing was trained on, for the perplexity.
     rounds:    runs of each row, in turns; the one of median speed is kept.
     Cost:      minutes on two CPU cores, most of them for the row without a cache.
+    Raises:    ValueError without rows or rounds, or for questions that are in the workload.
     """
     from tqdm.auto import tqdm
+
+    if not rows or type(rounds) is not int or rounds < 1:
+        raise ValueError(f"{len(rows)} rows, rounds={rounds!r}: expected at least one of each")
+    if set(map(tuple, workload.prompts)) & set(map(tuple, questions.prompts)):
+        raise ValueError(
+            "some questions are in the workload too: predictions must be made from others, such "
+            "as assistant(tokenizer, 4, start=SERVED)"
+        )
 
     accelerator = this_machine(str(variants.model.device)) if accelerator is None else accelerator
     costs, quality = {}, {}
@@ -183,7 +192,7 @@ def markdown(records: Iterable[Mapping]) -> str:
     for r in records:
         cells = [r["label"], f"{r['limit_tokens_per_s']:.0f}"]
         for key, show in (
-            ("tokens_per_s", lambda x: f"{x:.3g}"),
+            ("tokens_per_s", lambda x: f"{x:.0f}" if x >= 100 else f"{x:.3g}"),
             ("ttft_s", lambda x: f"{x:.2f} s"),
             ("memory_bytes", lambda x: f"{x / 1e6:.0f} MB"),
         ):

@@ -13,16 +13,16 @@ from lecture_util.model.transformer import Transformer
 from lecture_util.quantization.awq import activation_means, fold_all, shared
 from lecture_util.quantization.awq_search import channel_scale
 from lecture_util.quantization.int4 import Int4Linear
-from lecture_util.quantization.linear import replace_linears
+from lecture_util.quantization.linear import is_quantized, replace_linears
 from lecture_util.quantization.llm_int8 import Int8Linear
-from lecture_util.roofline.accounting import params_by_part
+from lecture_util.roofline.accounting import num_params
 
 from .configuration import WEIGHTS, Configuration
 from .student import load_student
 
 GROUP = 64
 ALPHA = 0.4  # near what notebook 06's search finds for most layers
-# Bytes a weight of the blocks' linear layers, and of the embedding and head.
+# Bytes a weight of the blocks' linear layers, and a number of all the rest and of the cache.
 BYTES = {"fp32": (4, 4), "bf16": (2, 2), "int8": (1, 4), "int4": (0.5 + 4 / GROUP, 2)}
 
 
@@ -41,21 +41,27 @@ class Variants:
                 f"the model is {model.dtype}: load(dtype=torch.float32), from which "
                 "the others are made"
             )
+        if any(map(is_quantized, model.modules())):
+            raise ValueError(
+                "the model is quantized: pass the one that was loaded, from which "
+                "the others are made"
+            )
         self.model, self.calibration_BT = model, calibration_BT
         self._made: dict[tuple[str, bool], Transformer] = {("fp32", False): model}
 
     def __call__(self, configuration: Configuration) -> Transformer:
         """Raises: as `student.load_student`, for a model that it is not the student of."""
+        if not isinstance(configuration, Configuration):
+            raise TypeError(
+                f"configuration={configuration!r}: expected Configuration(weights='int8', ...)"
+            )
         return self.get(configuration.weights, configuration.student)
 
     def get(self, weights: str = "fp32", student: bool = False) -> Transformer:
         key = (weights, student)
         if key not in self._made:
-            if weights not in WEIGHTS:
-                raise ValueError(f"weights={weights!r}: expected one of {', '.join(WEIGHTS)}")
-            source = load_student(self.model) if student else self.model
-            if student:
-                self._made["fp32", True] = source
+            _check(weights)
+            source = load_student(self.model) if weights == "fp32" else self.get("fp32", student)
             if weights == "int4" and self.calibration_BT is not None:
                 source = scaled_for_4_bits(source, self.calibration_BT)
             self._made[key] = with_weights(source, weights)
@@ -64,6 +70,7 @@ class Variants:
 
 def with_weights(model: Transformer, weights: str) -> Transformer:
     """The model in other numbers; the source stays. Shapes and calls are the same."""
+    _check(weights)
     if weights == "fp32":
         return model
     if weights == "int8":
@@ -76,6 +83,8 @@ def with_weights(model: Transformer, weights: str) -> Transformer:
 
 def calibration(study_S: Tensor, B: int = 8, T: int = 128) -> Tensor:
     """Windows spread over a text, for `Variants`. Shapes: study_S -> tokens_BT."""
+    if not 1 <= T <= len(study_S):
+        raise ValueError(f"T={T} but the text has {len(study_S)} tokens")
     starts_B = torch.linspace(0, len(study_S) - T, B).long()
     return study_S[starts_B[:, None] + torch.arange(T)]
 
@@ -106,15 +115,26 @@ def copy_bytes(model: nn.Module) -> int:
 
 def predicted_bytes(config: Config, weights: str) -> int:
     """What `held_bytes` should be: from shapes alone, with the scales that go with each format."""
-    parts = params_by_part(config)
-    linear = parts["attention"] + parts["mlp"]
-    rest = sum(parts.values()) - linear
-    per_linear, per_rest = BYTES[weights]
-    scales = 0
-    if weights == "int8":  # one fp32 scale a row of qkv, out, gate and up, down
-        rows = (config.N + 2 * config.K) * config.H + 2 * config.D + 2 * config.F
-        scales = 4 * config.L * rows
-    return int(per_linear * linear + per_rest * rest + scales)
+    _check(weights)
+    D, F, L, mixed = config.D, config.F, config.L, config.N * config.H
+    qkv, out = (mixed + 2 * config.K * config.H, D), (D, mixed)
+    matrices = (qkv, out, (2 * F, D), (D, F))
+    rest = num_params(config) - L * sum(rows * columns for rows, columns in matrices)
+    linear_bytes = L * sum(_matrix_bytes(weights, *shape) for shape in matrices)
+    return linear_bytes + BYTES[weights][1] * rest
+
+
+def _matrix_bytes(weights: str, rows: int, columns: int) -> int:
+    if weights == "int8":  # one fp32 scale a row
+        return rows * (columns + 4)
+    if weights == "int4":  # two in a byte; a scale and an offset in bf16 for each group
+        return rows * (-(-columns // 2) + 4 * -(-columns // GROUP))
+    return rows * columns * BYTES[weights][0]
+
+
+def _check(weights: str) -> None:
+    if weights not in tuple(WEIGHTS):
+        raise ValueError(f"weights={weights!r}: expected one of {', '.join(WEIGHTS)}")
 
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:

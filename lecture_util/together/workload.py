@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 from lecture_util.model.tokenizer import chat
 from lecture_util.serving.request import EndsAfter, Params, Request
@@ -30,8 +32,9 @@ SERVED = 12
 class Workload:
     """Requests of known length, so that every configuration makes as many tokens.
 
-    closed: a single user, who asks the next question when the last is answered; otherwise requests
-            arrive at `arrivals_s`, whoever is still busy.
+    arrivals_s: in seconds, in this order.
+    closed:     a single user, who asks the next question when the last is answered, whatever
+                `arrivals_s` says; otherwise requests arrive then, whoever is still busy.
     """
 
     name: str
@@ -46,6 +49,18 @@ class Workload:
                 f"{len(self.prompts)} prompts, {len(self.new_tokens)} lengths, "
                 f"{len(self.arrivals_s)} arrivals: expected as many of each, and some"
             )
+        for i, (prompt, count) in enumerate(zip(self.prompts, self.new_tokens, strict=True)):
+            if len(prompt) < 1:
+                raise ValueError(f"prompt {i} is empty: a model continues at least one token")
+            if type(count) is not int or count < 1:
+                raise ValueError(f"new_tokens {i} is {count!r}: expected a whole number from 1")
+        before_s = 0.0
+        for i, arrival_s in enumerate(self.arrivals_s):
+            if not isinstance(arrival_s, Real) or not before_s <= arrival_s < math.inf:
+                raise ValueError(
+                    f"arrival {i} is {arrival_s!r}: expected seconds from 0, none before the last"
+                )
+            before_s = arrival_s
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -56,10 +71,13 @@ class Workload:
         return max(len(p) + n for p, n in zip(self.prompts, self.new_tokens, strict=True))
 
     def requests(self) -> list[Request]:
-        """For the scheduler, which knows only the largest budget, not where a text will end."""
+        """For the scheduler, which knows only the largest budget, not where a text will end.
+
+        Of a closed workload they are to be served one by one, each as soon as it is handed over.
+        """
         most = max(self.new_tokens)
         return [
-            Request(prompt, Params(most, stop=EndsAfter(n)), arrival)
+            Request(prompt, Params(most, stop=EndsAfter(n)), 0.0 if self.closed else arrival)
             for prompt, n, arrival in zip(
                 self.prompts, self.new_tokens, self.arrivals_s, strict=True
             )
@@ -67,8 +85,8 @@ class Workload:
 
     def first(self, count: int) -> Workload:
         """The first `count` requests."""
-        if not 1 <= count <= len(self):
-            raise ValueError(f"count={count}: this workload has {len(self)} requests")
+        if type(count) is not int or not 1 <= count <= len(self):
+            raise ValueError(f"count={count!r}: this workload has 1 to {len(self)} requests")
         cut = slice(count)
         return Workload(
             self.name, self.prompts[cut], self.new_tokens[cut], self.arrivals_s[cut], self.closed
@@ -83,7 +101,16 @@ def assistant(
     start: the first question; the SERVED first are measured on, the others predictions are made
            from.   gap_s: seconds between arrivals; 0 for all at once.
     scale: makes answers shorter or longer.
+    Raises: ValueError for questions that there are not, and a scale that is not above 0.
     """
+    last = len(QUESTIONS)
+    if not (type(count) is type(start) is int and 0 <= start < start + count <= last):
+        raise ValueError(
+            f"count={count!r}, start={start!r}: there are {last} questions, so start from 0 and "
+            f"start + count up to {last}, with a count of at least 1"
+        )
+    if not 0 < scale < math.inf:
+        raise ValueError(f"scale={scale!r}: expected a number above 0")
     chosen = slice(start, start + count)
     prompts = [
         chat(tokenizer, [{"role": "system", "content": SYSTEM}, {"role": "user", "content": q}])
