@@ -99,7 +99,7 @@ def conflicts(c: Configuration) -> list[str]:
         (c.draft is not None and batched, "speculation spends the computing that a batch of one "
          "leaves idle, and a batch has spent it already; our loop verifies one text: "
          "schedule='single'"),
-        (c.draft in HEADS and c.student, f"{c.draft}'s heads read the features of the 30-layer "
-         "model they were trained on: student=False, or draft='ngram'"),
+        (c.draft in HEADS and c.student, f"{c.draft}'s heads were trained on the whole model's "
+         "features, and their loader takes no other: student=False, or draft='ngram'"),
     ]  # fmt: skip
     return [reason for holds, reason in why if holds]

@@ -1,6 +1,6 @@
 """The pruned student that comes with the course: fewer layers, and an adapter that repaired them.
 
-Only the adapter is kept, under 1% of the student's bytes: the layers are the reference model's own.
+Only the adapter is kept, 1.5 numbers for 100 of the student: its layers are the reference model's.
 The teacher was that model, and no weight but the thin factors learned (distillation, Hinton et al.
 2015, arXiv:1503.02531; adapters, Hu et al. 2021, arXiv:2106.09685). benchmarks/train_student.py
 made it, and benchmarks/results/student.json says how good it is.
