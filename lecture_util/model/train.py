@@ -66,7 +66,8 @@ def train(
     torch.set_grad_enabled(True)
     model.train()
     try:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=weight_decay)
+        options = dict(lr=lr, weight_decay=weight_decay, fused=True)  # one pass over the weights
+        optimizer = torch.optim.AdamW(model.parameters(), **options)
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: _trapezoid(step, steps, warmup, spent())
         )

@@ -502,22 +502,23 @@ def test_rounds_without_layers_or_steps_are_refused(drop, rounds, steps, teacher
 
 @pytest.fixture(scope="module")
 def reference():
-    """The model, the text it studies, held-out windows, and the layers of least influence."""
+    """Model, study text, held-out windows, eight layers of least influence, perplexity without."""
     from lecture_util.model.weights import load, load_tokenizer
 
     model = load("smollm2-135m", device="cpu")
     study_S, held_BT = english_split(load_tokenizer("smollm2-135m"))
     sample_BT = windows(study_S, 16, 128, generator())
-    return model, study_S, held_BT[:16], block_influence(model, sample_BT).argsort()[:8].tolist()
+    least = block_influence(model, sample_BT).argsort()[:8].tolist()
+    cut = perplexity(drop_layers(model, least), held_BT[:16])
+    return model, study_S, held_BT[:16], least, cut
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_repair_shown_in_class_lowers_held_out_perplexity(seed, reference):
     """Seen: 67 after dropping eight of thirty layers, 42 after eight steps."""
-    model, study_S, held_BT, least = reference
+    model, study_S, held_BT, least, before = reference
     student = drop_layers(model, least)
-    before = perplexity(student, held_BT)
     distill(student, model, study_S, 8, B=4, T=64, lr=2e-4, seed=seed, progress=False)
     assert perplexity(student, held_BT) < 0.8 * before
 
