@@ -44,7 +44,8 @@ merging_runs         scales, densities; recorded                             not
 merging_landscape    a line and a plane between models, soups; recorded      notebook 11
 merging_tables       every merge on every task, the thin shell; recorded     notebook 11
 merging_costs        memory and time, stacked layers; recorded               notebook 11
-together_runs        the table, its frontier, its predictions; recorded      notebook 12
+together_runs        the table, and its frontier; recorded                   notebook 12
+together_errors      how far off each prediction was; recorded               notebook 12
 combining            what multiplies, competes, excludes                     notebook 12
 speculation_batch    what guesses gain as the batch grows                    notebook 12
 tensor_parallel      one block cut over two ranks                            notebook 12
@@ -97,6 +98,7 @@ from lecture_util.classroom.figures import (  # noqa: F401  register
     speculative_trace,
     speculative_tree,
     tensor_parallel,
+    together_errors,
     together_runs,
     transformer,
     workload,
