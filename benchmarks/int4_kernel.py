@@ -4,43 +4,41 @@
                                                 on a CPU: Int4Linear at the reference model's
     python benchmarks/int4_kernel.py --dry      tiny shapes, the kernel in Triton's interpreter
 
-Results are checked before anything is timed. Then all ways of computing a layer take turns, each
-walking over as many different weights as a cache cannot hold, as the layers of a model would. On a
-GPU a walk is one CUDA graph, so that launching from Python is not what is timed. The last column is
-the bytes a way must read over the bandwidth a copy reached here, as a share of the time it took.
+Results are checked before anything is timed. How they are timed: `turns`. bitsandbytes takes part
+where it is installed. The last columns are the bytes a way must read over the bandwidth a copy
+reached here, as a share of the time it took, and the same for the nearer of the two roofs.
 """
 
 import argparse
-import json
 import math
 import os
 import platform
-import sys
-from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 import torch.nn.functional as nnf
+from record import RESULTS, today, versions, write
+from turns import Wrong, against, copies_of, shown, take_turns, walk
 
 from lecture_util.kernels.int4_linear import int4_linear, int4_linear_triton, pack_int4
+from lecture_util.roofline.accounting import Cost
 from lecture_util.roofline.hardware import this_machine
-from lecture_util.roofline.timing import Timing, measure
 
-RESULTS = Path(__file__).parent / "results"
 GROUP = 64
-COLD_BYTES = 512 * 2**20  # of 4-bit weights in a walk: ten times an H100's L2 cache
 LLAMA = {  # F, D of Llama 3 8B: N=32, K=8, H=128
     "qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336),
 }  # fmt: skip
 REFERENCE = {"qkv": (960, 576), "out": (576, 576), "gate_up": (3072, 576), "down": (576, 1536)}
 REFERENCE_LAYERS = 30
 DRY = {"narrow": (17, 64), "wide": (5, 192)}
+LABELS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 class Weights:
     """One layer's weights: random codes and scales, and what each way reads of them."""
 
-    def __init__(self, F: int, D: int, seed: int, device: str, dense: bool = True) -> None:
+    def __init__(self, F: int, D: int, seed: int, device: str) -> None:
         generator = torch.Generator(device).manual_seed(seed)
         J, self.shape = D // GROUP, (F, D)
         codes = torch.randint(0, 16, (F, D), generator=generator, device=device)
@@ -50,23 +48,15 @@ class Weights:
         self.scale = (self.absmax / 7.5).bfloat16()
         self.offset = -(7.5 * self.scale.float()).bfloat16()
         w_FD = torch.randn(F, D, generator=generator, device=device) / math.sqrt(D)
-        self.dense = {torch.bfloat16: w_FD.bfloat16(), torch.float16: w_FD.half()} if dense else {}
+        self.dense = {torch.bfloat16: w_FD.bfloat16(), torch.float16: w_FD.half()}
 
 
-def nf4_state(weights, dtype):
-    """The same bytes and scales as bitsandbytes describes them."""
-    from bitsandbytes.functional import QuantState, get_4bit_type
+def kernel_ways(peers: bool) -> dict:
+    """Name -> x's dtype; of weights: the product, what it should be, and the bytes it reads.
 
-    code = get_4bit_type("nf4", device=weights.packed.device, blocksize=GROUP)
-    return QuantState(
-        absmax=weights.absmax.flatten(), shape=torch.Size(weights.shape), code=code,
-        blocksize=GROUP, quant_type="nf4", dtype=dtype,
-    )  # fmt: skip
-
-
-def kernel_ways():
-    """Name -> x's dtype; of weights: the product, what it should be, and the bytes it reads."""
-    import bitsandbytes
+    peers: bitsandbytes too, which must then be installed.
+    """
+    from lecture_util.quantization.nf4 import NF4_LEVELS
 
     bf16, half = torch.bfloat16, torch.float16
 
@@ -89,33 +79,44 @@ def kernel_ways():
             lambda w: w.packed.nbytes + w.scale.nbytes + w.offset.nbytes,
         )
 
-    def nf4_exact(w):
-        levels = nf4_state(w, bf16).code
-        return lambda x: int4_linear(x, w.packed, levels, w.absmax, group_size=GROUP)
+    def nf4(product):
+        def made(w):
+            levels = NF4_LEVELS.to(w.packed.device)
+            return lambda x: product(x, w.packed, levels, w.absmax, group_size=GROUP)
 
-    def nf4_triton(w):
-        levels = nf4_state(w, bf16).code
-        return lambda x: int4_linear_triton(x, w.packed, levels, w.absmax, group_size=GROUP)
-
-    def theirs(w):
-        state, stored = nf4_state(w, bf16), w.packed.view(-1, 1)
-        return lambda x: bitsandbytes.matmul_4bit(x, stored.t(), state)
+        return made
 
     def nf4_bytes(w):
         return w.packed.nbytes + w.absmax.nbytes
 
-    return {
+    ways = {
         "dense bf16": dense(bf16),
         "dense fp16": dense(half),
         "int4, Triton": int4(),
         "int4, Triton, summing": int4(dot=False),
         "int4, Triton, tensor cores": int4(dot=True),
-        "NF4, Triton": (bf16, nf4_triton, nf4_exact, nf4_bytes),
-        "NF4, bitsandbytes": (bf16, theirs, nf4_exact, nf4_bytes),
+        "NF4, Triton": (bf16, nf4(int4_linear_triton), nf4(int4_linear), nf4_bytes),
     }
+    if peers:
+        ways["NF4, bitsandbytes"] = (bf16, _theirs, nf4(int4_linear), nf4_bytes)
+    return ways
 
 
-def layer_ways():
+def _theirs(weights):
+    """bitsandbytes' product with the same bytes and scales."""
+    import bitsandbytes
+    from bitsandbytes.functional import QuantState, get_4bit_type
+
+    state = QuantState(
+        absmax=weights.absmax.flatten(), shape=torch.Size(weights.shape),
+        code=get_4bit_type("nf4", device=weights.packed.device, blocksize=GROUP),
+        blocksize=GROUP, quant_type="nf4", dtype=torch.bfloat16,
+    )  # fmt: skip
+    stored = weights.packed.view(-1, 1)
+    return lambda x: bitsandbytes.matmul_4bit(x, stored.t(), state)
+
+
+def layer_ways(peers: bool) -> dict:
     """The same for layers on a CPU: `Weights` are rounded anew by each."""
     from lecture_util.model.linear import Linear
     from lecture_util.quantization.int4 import Int4Linear
@@ -141,13 +142,13 @@ def layer_ways():
     def plain(dtype):
         return way(dtype, lambda w: linear(w, dtype), lambda layer: layer.weight.nbytes)
 
-    return {
+    ways = {
         "dense fp32": plain(torch.float32),
         "dense bf16": plain(torch.bfloat16),
         "Int4Linear, groups of 64": quantized(lambda x: Int4Linear.from_linear(x, 64)),
         "Int4Linear, groups of 48": quantized(lambda x: Int4Linear.from_linear(x, 48)),
-        "NF4, bitsandbytes": quantized(bnb_nf4),
     }
+    return ways | ({"NF4, bitsandbytes": quantized(bnb_nf4)} if peers else {})
 
 
 def error(product, exact, x):
@@ -158,70 +159,35 @@ def error(product, exact, x):
     return float(((y - wanted).abs() / (2 * eps * magnitude)).max())
 
 
-def walk(products, x):
-    """One pass over all the weights, as a function without arguments: on a GPU, as a graph."""
-
-    def once():
-        for product in products:
-            product(x)
-
-    if not x.is_cuda:
-        return once
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        once()  # compiles, and fills the allocator's pools
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        once()
-    return graph.replay
-
-
 @torch.no_grad()
-def compare(name, F, D, batches, ways, copies, rounds, device, bandwidth):
-    """Every way at every batch: check, then time in turns."""
-    weights = [Weights(F, D, seed, device) for seed in range(copies)]
-    products = {way: [make(w) for w in weights] for way, (_, make, _, _) in ways.items()}
-    rows = []
-    for B in batches:
-        walks, errors = {}, {}
-        generator = torch.Generator(device).manual_seed(B)
-        x_BD = torch.randn(B, D, generator=generator, device=device)
-        for way, (dtype, _, exact, _) in ways.items():
-            x = x_BD.to(dtype)
-            errors[way] = error(products[way][0], exact(weights[0]), x)
-            if not errors[way] < 1:
-                sys.exit(f"{way} is wrong at {name}, B={B}: {errors[way]:.3g} times the rounding")
-            walks[way] = walk(products[way], x)
-        samples = {way: [] for way in ways}
-        for run in range(rounds + 1):
-            for way, times in samples.items():
-                seconds = measure(walks[way], repeats=1, warmup=0, device=device).best_s / copies
-                times.extend([seconds] * (run > 0))
-        for way, (dtype, _, _, weight_bytes) in ways.items():
-            timing, moved = Timing(tuple(samples[way])), weight_bytes(weights[0])
-            moved += B * (D + F) * dtype.itemsize
-            rows.append({
-                "layer": name, "F": F, "D": D, "B": B, "way": way, "median_s": timing.median_s,
-                "low_s": timing.spread[0], "high_s": timing.spread[1], "bytes": moved,
-                "memory_s": moved / bandwidth if bandwidth else None, "error": errors[way],
-            })  # fmt: skip
-        show([row for row in rows if row["B"] == B])
-    return rows
-
-
-def show(rows):
-    first = rows[0]
-    base = next(row["median_s"] for row in rows if row["way"] == "dense bf16")
-    print(f"\n{first['layer']}: F={first['F']}, D={first['D']}, B={first['B']}")
-    for row in rows:
-        if row["memory_s"] is None:
-            print(f"  {row['way']:<28}right, its error {row['error']:.2f} of what rounding may do")
-            continue
-        print(f"  {row['way']:<28}{row['median_s'] * 1e6:>10.1f} µs"
-              f"{base / row['median_s']:>7.2f}x dense bf16{row['bytes'] / 1e6:>8.2f} MB"
-              f"{row['memory_s'] / row['median_s']:>7.0%} of bandwidth", flush=True)  # fmt: skip
+def rows(shapes, batches, ways, rounds, device, machine, copies=None):
+    """A row for every shape, batch and way: checked, then timed in turns."""
+    for name, (F, D) in shapes.items():
+        count = copies or copies_of(F * D // 2, device)
+        weights = [Weights(F, D, seed, device) for seed in range(count)]
+        products = {way: [make(w) for w in weights] for way, (_, make, _, _) in ways.items()}
+        for B in batches:
+            walks, errors = {}, {}
+            generator = torch.Generator(device).manual_seed(B)
+            x_BD = torch.randn(B, D, generator=generator, device=device)
+            for way, (dtype, _, exact, _) in ways.items():
+                x = x_BD.to(dtype)
+                errors[way] = error(products[way][0], exact(weights[0]), x)
+                if not errors[way] < 1:
+                    raise Wrong(f"{way} at {name}, B={B}: {errors[way]:.3g} times the rounding")
+                walks[way] = walk([lambda p=p, x=x: p(x) for p in products[way]], device)
+            for way, timing in take_turns(walks, rounds, device, count).items():
+                dtype, _, _, weight_bytes = ways[way]
+                cost = Cost(
+                    2 * B * D * F, weight_bytes(weights[0]) + B * D * dtype.itemsize,
+                    B * F * dtype.itemsize,
+                )  # fmt: skip
+                yield {
+                    "way": way, "layer": name, "F": F, "D": D, "B": B, "error": errors[way],
+                } | against(cost, timing, machine, LABELS[dtype])  # fmt: skip
+        del weights, products, walks
+        if device == "cuda":
+            torch.cuda.empty_cache()
 
 
 def main() -> None:
@@ -233,60 +199,38 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--out", type=Path, help="where the record goes; a dry run keeps none")
     args = parser.parse_args()
+    on_gpu = torch.cuda.is_available() and not args.dry
+    peers, copies = find_spec("bitsandbytes") is not None, None
     if args.dry:
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, which happens later
-        device, shapes, args.rounds = "cpu", DRY, 1
-        args.batches = [1, 3]
+        shapes, args.rounds, args.batches = DRY, 1, [1, 3]
     else:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        shapes = LLAMA if device == "cuda" else REFERENCE
-    on_gpu = device == "cuda"
-    ways = kernel_ways() if on_gpu or args.dry else layer_ways()
+        shapes = LLAMA if on_gpu else REFERENCE
+        copies = None if on_gpu else REFERENCE_LAYERS
+    ways = (kernel_ways if on_gpu or args.dry else layer_ways)(peers)
+    device = "cuda" if on_gpu else "cpu"
     machine = None if args.dry else this_machine(device)
-    bandwidth = machine.bandwidth_bytes_per_s if machine else None
     hardware = machine.name if machine else "Triton's interpreter, whose times mean nothing"
     print(f"{hardware}; random weights, groups of {GROUP}")
-    if bandwidth:
-        print(f"a copy moves {bandwidth / 1e9:.1f} GB/s")
-    rows = []
-    for name, (F, D) in shapes.items():
-        copies = 1 if args.dry else REFERENCE_LAYERS
-        if on_gpu:
-            copies = max(2, -(-COLD_BYTES // (F * D // 2)))
-        rows += compare(name, F, D, args.batches, ways, copies, args.rounds, device, bandwidth)
-        if on_gpu:
-            torch.cuda.empty_cache()
+    measured = []
+    for row in rows(shapes, args.batches, ways, args.rounds, device, machine, copies):
+        print(shown(f"{row['layer']}, B={row['B']}: {row['way']}", row), flush=True)
+        measured.append(row)
     out = args.out
     if out is None and not args.dry:
         out = RESULTS / ("int4_kernel.json" if on_gpu else "int4_kernel_cpu.json")
     if out is not None:
-        write(out, args, hardware, bandwidth, rows)
-
-
-def write(out, args, hardware, bandwidth, rows):
-    from importlib.metadata import PackageNotFoundError, version
-
-    versions = {"torch": torch.__version__, "python": platform.python_version()}
-    for package in ("triton", "bitsandbytes"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
-    document = {
-        "date": date.today().isoformat(),
-        "hardware": f"{platform.machine()}, {hardware}",
-        "versions": versions,
-        "dry": args.dry,
-        "rounds": args.rounds,
-        "group_size": GROUP,
-        "bandwidth_bytes_per_s": bandwidth,
-        "rows": rows,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    scratch = out.with_suffix(".part")
-    scratch.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    scratch.replace(out)
-    print(f"wrote {out.name}")
+        write(out, {
+            "date": today(),
+            "hardware": f"{platform.machine()}, {hardware}",
+            "versions": versions("triton", "bitsandbytes"),
+            "dry": args.dry,
+            "rounds": args.rounds,
+            "group_size": GROUP,
+            "bandwidth_bytes_per_s": machine.bandwidth_bytes_per_s if machine else None,
+            "rows": measured,
+        })  # fmt: skip
+        print(f"wrote {out.name}")
 
 
 if __name__ == "__main__":

@@ -9,24 +9,21 @@ bytes over the time, as a share of the bandwidth that a copy reached here in the
 is scaled_dot_product_attention on the same keys side by side, with each query a head of its own,
 and with the queries of a KV head as rows of one, as `attend` hands them over.
 
-Results are checked before anything is timed. Then all ways take turns, each walking over as many
-caches as the GPU's L2 cannot hold; a walk is one CUDA graph, so that launching from Python is not
-what is timed.
+Results are checked before anything is timed. How they are timed: `turns`.
 """
 
 import argparse
-import json
 import os
 import platform
 import sys
 from dataclasses import dataclass
-from datetime import date
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as nnf
-from int4_kernel import walk
+from record import RESULTS, today, versions, write
+from turns import Wrong, against, copies_of, shown, take_turns, walk
 
 from lecture_util.kernels.paged_attention import (
     page_index,
@@ -34,11 +31,9 @@ from lecture_util.kernels.paged_attention import (
     paged_attention_triton,
 )
 from lecture_util.model.attention import attend
+from lecture_util.roofline.accounting import Cost
 from lecture_util.roofline.hardware import this_machine
-from lecture_util.roofline.timing import Timing, measure
 
-RECORD = Path(__file__).parent / "results" / "paged_kernel.json"
-COLD_BYTES = 512 * 2**20  # of keys and values in a walk: ten times an H100's L2 cache
 MOST_MEMORY = 0.7  # of the GPU, for all layouts of one batch and context: larger ones are left out
 HEADS = dict(K=8, G=4, H=128)  # Llama 3 8B
 
@@ -141,10 +136,10 @@ def error(way, q_BNH, wanted):
 
 
 @torch.no_grad()
-def compare(plan, B, S, device, bandwidth, interpreted):
-    """Every way at one batch and context: check, then time in turns."""
+def compare(plan, B, S, device, machine, interpreted):
+    """A row for every way at one batch and context: checked, then timed in turns."""
     moved = 2 * B * S * plan.K * plan.H * plan.dtype.itemsize
-    copies = max(1, -(-COLD_BYTES // moved)) if device == "cuda" else 1
+    copies = copies_of(moved, device)
     caches = [Cache(plan, B, S, seed, device) for seed in range(copies)]
     shape = (B, plan.K * plan.G, plan.H)
     q_BNH = torch.randn(shape, generator=caches[0].generator, device=device).to(plan.dtype)
@@ -159,37 +154,34 @@ def compare(plan, B, S, device, bandwidth, interpreted):
         for way in made[0]:
             errors[way, P] = error(made[0][way], q_BNH, wanted)
             if not errors[way, P] < 1:
-                sys.exit(f"{way}, P={P}: wrong at B={B}, S={S}, {errors[way, P]:.3g} of rounding")
-            walks[way, P] = walk([ways[way] for ways in made], q_BNH)
-    samples = {key: [] for key in walks}
-    for run in range(plan.rounds + 1):
-        for key, times in samples.items():
-            seconds = measure(walks[key], repeats=1, warmup=0, device=device).best_s / copies
-            times.extend([seconds] * (run > 0))
-    rows = []
-    for (way, P), times in samples.items():
-        timing = Timing(tuple(times))
-        rows.append({
-            "way": way, "P": P, "B": B, "S": S, "median_s": timing.median_s,
-            "low_s": timing.spread[0], "high_s": timing.spread[1], "bytes": moved,
-            "bytes_per_s": moved / timing.median_s,
-            "share_of_copy": moved / timing.median_s / bandwidth if bandwidth else None,
-            "error": errors[way, P],
-        })  # fmt: skip
-    show(rows)
-    return rows
+                raise Wrong(f"{way}, P={P}, B={B}, S={S}: {errors[way, P]:.3g} times the rounding")
+            walks[way, P] = walk([partial(ways[way], q_BNH) for ways in made], device)
+    cost = Cost(4 * B * S * plan.K * plan.G * plan.H, moved)
+    label = "bf16" if plan.dtype == torch.bfloat16 else "fp32"
+    for (way, P), timing in take_turns(walks, plan.rounds, device, copies).items():
+        row = {"way": way, "P": P, "B": B, "S": S, "error": errors[way, P]}
+        yield row | against(cost, timing, machine, label)
 
 
-def show(rows):
-    first = rows[0]
-    print(f"\nB={first['B']}, S={first['S']:,}: {first['bytes'] / 1e6:.3g} MB of keys and values")
-    for row in rows:
-        name = row["way"] + (f", P={row['P']}" if row["P"] else "")
-        if row["share_of_copy"] is None:
-            print(f"  {name:<28}right, its error {row['error']:.2f} of what rounding may do")
-            continue
-        print(f"  {name:<28}{row['median_s'] * 1e6:>10.1f} µs{row['bytes_per_s'] / 1e9:>9.0f} GB/s"
-              f"{row['share_of_copy']:>7.0%} of a copy", flush=True)  # fmt: skip
+def rows(plan, device, machine, interpreted):
+    """A row for every batch, context, way and page size; one that says why, for what is left out.
+
+    interpreted: on a CPU, the Triton kernel takes part.
+    """
+    for B in plan.batches:
+        for S in plan.contexts:
+            size = 2 * B * S * plan.K * plan.H * plan.dtype.itemsize
+            layouts = 2 + len(plan.pages)  # keys side by side exist twice
+            if machine and size * layouts > MOST_MEMORY * machine.memory_bytes:
+                yield {"B": B, "S": S, "skipped": f"{size / 1e9:.1f} GB in {layouts} layouts"}
+                continue
+            yield from compare(plan, B, S, device, machine, interpreted)
+            if device == "cuda":
+                torch.cuda.empty_cache()
+
+
+def name_of(row):
+    return f"B={row['B']}, S={row['S']:,}: {row['way']}" + (f", P={row['P']}" if row["P"] else "")
 
 
 def main() -> None:
@@ -212,56 +204,29 @@ def main() -> None:
     if args.small:
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, which happens later
     device = "cpu" if args.small else "cuda"
-    versions = package_versions()
+    found = versions("triton")
     machine = None if args.small else this_machine(device)
-    bandwidth = machine.bandwidth_bytes_per_s if machine else None
     hardware = machine.name if machine else "a CPU and Triton's interpreter: times mean nothing"
     print(f"{hardware}; K={plan.K}, G={plan.G}, H={plan.H}, {plan.dtype}, random keys")
-    if bandwidth:
-        print(f"a copy moves {bandwidth / 1e9:.0f} GB/s")
-    rows = []
-    for B in plan.batches:
-        for S in plan.contexts:
-            size = 2 * B * S * plan.K * plan.H * plan.dtype.itemsize
-            layouts = 2 + len(plan.pages)  # keys side by side exist twice
-            if machine and size * layouts > MOST_MEMORY * machine.memory_bytes:
-                print(f"\nB={B}, S={S:,} left out: {size / 1e9:.1f} GB in {layouts} layouts")
-                continue
-            rows += compare(plan, B, S, device, bandwidth, versions["triton"] is not None)
-            if device == "cuda":
-                torch.cuda.empty_cache()
-    out = args.out or (None if args.small else RECORD)
+    measured = []
+    for row in rows(plan, device, machine, found["triton"] is not None):
+        measured.append(row)
+        left_out = "skipped" in row
+        print(f"B={row['B']}, S={row['S']:,} left out: {row['skipped']}" if left_out
+              else shown(name_of(row), row), flush=True)  # fmt: skip
+    out = args.out or (None if args.small else RESULTS / "paged_kernel.json")
     if out is not None:
-        write(out, args.small, plan, hardware, versions, bandwidth, rows)
-
-
-def package_versions():
-    from importlib.metadata import PackageNotFoundError, version
-
-    versions = {"torch": torch.__version__, "python": platform.python_version()}
-    try:
-        versions["triton"] = version("triton")
-    except PackageNotFoundError:
-        versions["triton"] = None
-    return versions
-
-
-def write(out, small, plan, hardware, versions, bandwidth, rows):
-    document = {
-        "date": date.today().isoformat(),
-        "hardware": f"{platform.machine()}, {hardware}",
-        "versions": versions,
-        "small": small,
-        "shape": {"K": plan.K, "G": plan.G, "H": plan.H, "dtype": str(plan.dtype)},
-        "rounds": plan.rounds,
-        "bandwidth_bytes_per_s": bandwidth,
-        "rows": rows,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    scratch = out.with_suffix(".part")
-    scratch.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    scratch.replace(out)
-    print(f"wrote {out.name}")
+        write(out, {
+            "date": today(),
+            "hardware": f"{platform.machine()}, {hardware}",
+            "versions": found,
+            "small": args.small,
+            "shape": {"K": plan.K, "G": plan.G, "H": plan.H, "dtype": str(plan.dtype)},
+            "rounds": plan.rounds,
+            "bandwidth_bytes_per_s": machine.bandwidth_bytes_per_s if machine else None,
+            "rows": measured,
+        })  # fmt: skip
+        print(f"wrote {out.name}")
 
 
 if __name__ == "__main__":

@@ -6,4 +6,5 @@ paged_attention        keys in pages: the definition, an index for a step, the c
 paged_attention_triton the kernel: pages read where they lie, split over the context
 selective_scan         the scan's definition, its reference, and the choice between them
 selective_scan_triton  the kernel: a state that stays on the chip
+interpreted            is a kernel compiled, or interpreted on the CPU?
 """

@@ -16,7 +16,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.runtime.interpreter import InterpretedFunction
+
+from lecture_util.kernels.interpreted import interpreted
 
 SUM_ROWS, DOT_ROWS = 1, 16  # of x, at most, in one program: more rows are more programs
 
@@ -90,7 +91,7 @@ def _product(
     tl.store(y_ptr + here_bf, y_bf.to(y_ptr.dtype.element_ty), mask=mask_bf)
 
 
-INTERPRETED = isinstance(_product, InterpretedFunction)
+INTERPRETED = interpreted(_product)
 
 
 def launch(

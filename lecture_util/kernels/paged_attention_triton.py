@@ -19,7 +19,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.runtime.interpreter import InterpretedFunction
+
+from lecture_util.kernels.interpreted import interpreted
 
 BLOCK_BYTES = 16384  # of keys a program takes at a time, and as many of values
 LEAST_POSITIONS = 256  # a split is worth its merging only if it may have as many
@@ -109,7 +110,7 @@ def _merge(
     tl.store(out_ptr + row * H + h, out_h.to(out_ptr.dtype.element_ty), mask=mask_h)
 
 
-INTERPRETED = isinstance(_attend, InterpretedFunction)
+INTERPRETED = interpreted(_attend)
 
 
 def launch(

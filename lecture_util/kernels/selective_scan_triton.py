@@ -10,7 +10,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.runtime.interpreter import InterpretedFunction
+
+from lecture_util.kernels.interpreted import interpreted
 
 
 @triton.jit
@@ -54,7 +55,7 @@ def _scan(
     tl.store(new_state_ptr + row * E * Z + here_ez, state_ez, mask=mask_ez)
 
 
-INTERPRETED = isinstance(_scan, InterpretedFunction)
+INTERPRETED = interpreted(_scan)
 
 
 def launch(

@@ -24,7 +24,8 @@ from lecture_util.quantization.formats import (
 INTS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
 EVERY = list(FORMATS.values())
 NARROW = [f for f in EVERY if f.bits <= 16]
-SATURATED = {"e4m3"}  # what torch's cast saturates
+# What torch's cast saturates: older ones (seen: 2.11) made NaN of what lies past e4m3's end.
+SATURATED = {"e4m3"} if torch.tensor(1e4).to(torch.float8_e4m3fn).float().isfinite() else set()
 by_name = {"argvalues": EVERY, "ids": lambda f: f.name}
 narrow = {"argvalues": NARROW, "ids": lambda f: f.name}
 
@@ -117,7 +118,8 @@ def test_past_the_end_of_e4m3():
     kept = round_to(x, "e4m3", saturate=False)
     assert kept[:2].tolist() == [448, 448]  # 464 is half way to 480, and 448 is even
     assert kept[2:].isnan().all()
-    assert same(x.to(torch.float8_e4m3fn).double(), saturated)  # torch saturates this one
+    cast = saturated if SATURATED else kept
+    assert same(x.to(torch.float8_e4m3fn).double(), cast)
 
 
 def test_past_the_end_of_the_others():

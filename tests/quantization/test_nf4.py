@@ -230,18 +230,6 @@ def test_the_int4_kernels_reference_reads_our_bytes():
     torch.testing.assert_close(out, layer(x_BD), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("shape", [(128, 24), (65, 33)])
-def test_on_a_gpu_the_same_bits_and_the_same_product(shape):
-    D, F = shape
-    linear = nn.Linear(D, F)
-    here, there = NF4Linear.from_linear(linear), NF4Linear.from_linear(linear.cuda())
-    assert torch.equal(here.packed, there.packed.cpu())
-    x = normal(3, D)
-    torch.testing.assert_close(there(x.cuda()).cpu(), here(x), rtol=1e-3, atol=1e-3)
-
-
 def test_bad_input_is_refused():
     for bad in [math.nan, math.inf, -math.inf]:
         for place in [0, 70]:  # a whole block, and a tail

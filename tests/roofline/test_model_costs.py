@@ -1,5 +1,7 @@
 """Parameters, cache bytes and forward FLOPs against transformers' own modules."""
 
+import inspect
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -95,14 +97,17 @@ TINY_QWEN = Config(D=48, F=80, K=2, G=3, H=16, L=3, V=101, tied=True, qkv_bias=T
 def test_forward_matches_counter_and_cache_tensors(config, past, new, logits_for):
     torch.manual_seed(0)
     model, cache = transformers_model(config, "cpu"), DynamicCache()
+    newer = "cache" in inspect.signature(model.forward).parameters
+    held = {"cache" if newer else "past_key_values": cache}  # as it was called until 5.17 or later
     tokens_BS = torch.randint(config.V, (2, past + new))
     with torch.no_grad():
         if past:
-            model(tokens_BS[:, :past], cache=cache)
+            model(tokens_BS[:, :past], **held)
         with FlopCounterMode(display=False) as counter:
-            model(tokens_BS[:, past:], cache=cache, logits_to_keep=logits_for or 0)
+            model(tokens_BS[:, past:], **held, logits_to_keep=logits_for or 0)
     flops = forward_flops(config, 2, new, past + new, logits_for=logits_for)
-    assert flops == counter.get_total_flops()
+    # Older transformers (seen: 5.17) make RoPE's angles by a matrix product, H/2 by `new`.
+    assert counter.get_total_flops() - flops in (0, config.H * new)
 
     cached = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     assert kv_cache_bytes(config, 2, past + new, dtype_bytes=4) == cached
