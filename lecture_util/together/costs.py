@@ -89,22 +89,23 @@ class PeakStep:
 
     def bytes(self, pieces: Sequence[Piece]) -> float:
         """Weights once for all, every text's own cache, and the drafts'."""
+        weights = predicted_bytes(self.config, self.weights)
         width, news = BYTES[self.weights][1], [p.count + p.padded for p in pieces]
-        token = kv_bytes_per_token(self.config, width)
-        cache = sum(p.start + 2 * new for p, new in zip(pieces, news, strict=True)) * token
+        if not self.config.tied:  # of the embedding only the tokens' rows
+            weights -= max(0, self.config.V - sum(news)) * self.config.D * width
+        cache = sum(p.start + 2 * new for p, new in zip(pieces, news, strict=True))
+        cache_bytes = cache * kv_bytes_per_token(self.config, width)
         guesses = sum(getattr(p, "drafted", 0) for p in pieces)
-        unread = 0 if self.config.tied else max(0, self.config.V - sum(news))  # rows looked up
-        weights = predicted_bytes(self.config, self.weights) - width * unread * self.config.D
-        return weights + cache + guesses * self.guess_bytes
+        return weights + cache_bytes + guesses * self.guess_bytes
 
     def __call__(self, pieces: Sequence[Piece]) -> float:
+        memory_s = self.bytes(pieces) / self.accelerator.bandwidth_bytes_per_s
         peaks = self.accelerator.flops_per_s
         dtype = COMPUTES_IN[self.weights]
         peak = (
             peaks[dtype] if dtype in peaks else self.accelerator.peak(self.accelerator.sixteen_bits)
         )
         compute_s = self.flops(pieces) / peak
-        memory_s = self.bytes(pieces) / self.accelerator.bandwidth_bytes_per_s
         return self.overhead_s + max(compute_s, memory_s)
 
 

@@ -195,9 +195,8 @@ def test_by_the_wall_clock_time_only_passes(model):
     for c in (SINGLE, NGRAM, Configuration(**PAIR)):
         outcome = serve(model, c, work)
         for answer, arrival in zip(outcome.answers, work.arrivals_s, strict=True):
-            assert arrival <= answer.first_s <= answer.finished_s
-            assert answer.arrival_s == pytest.approx(arrival, abs=1e-3)
-        assert outcome.seconds > 0.02
+            assert arrival <= answer.arrival_s <= answer.first_s <= answer.finished_s
+        assert max(a.finished_s for a in outcome.answers) > 0.02
         assert [a.tokens for a in outcome.answers] == tiny.alone(model, work)
 
 

@@ -77,6 +77,9 @@ def test_what_layers_share_is_held_once():
     tied = Transformer.random(SHAPES["tied"], seed=0, dtype=torch.float32)
     apart = Transformer.random(SHAPES["untied"], seed=0, dtype=torch.float32)
     assert held_bytes(apart) - held_bytes(tied) == 4 * tiny.TINY.V * tiny.TINY.D
+    before = held_bytes(apart)
+    apart.register_buffer("rows", apart.head.weight.detach()[3:5])  # another tensor, no new bytes
+    assert held_bytes(apart) == before
 
 
 def test_each_variant_computes_in_the_numbers_it_names(model):
