@@ -68,6 +68,8 @@ class Configuration:
         for name in ("slots", "guesses"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected a whole number from 1")
+        if self.draft is None:  # it says nothing then: two alike should be equal
+            object.__setattr__(self, "guesses", 4)
         if reasons := conflicts(self):
             raise Incompatible("; ".join(reasons))
 

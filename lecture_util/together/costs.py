@@ -7,6 +7,7 @@ what a configuration does with them is predicted from these parts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -43,6 +44,9 @@ class Costs:
     guess_s           seconds to draft one guess, by draft
     tokens_per_round  what a round of drafting and verifying gains, by draft
     drafted           guesses that a round has the model read, by draft
+    weights           what numbers they are costs of; None where nobody should check
+
+    What is known of a draft is known for the number of guesses that it was tried with.
     """
 
     rows: StepTime
@@ -50,6 +54,7 @@ class Costs:
     guess_s: Mapping[str, float] = field(default_factory=dict)
     tokens_per_round: Mapping[str, float] = field(default_factory=dict)
     drafted: Mapping[str, float] = field(default_factory=dict)
+    weights: str | None = None
 
     def scaled(self, factor: float) -> Costs:
         """The same with every forward `factor` times as long: for a model of fewer bytes."""
@@ -70,6 +75,9 @@ class PeakStep:
     """Seconds of a forward by two peaks: the longer of computing and reading, if nothing is lost.
 
     guess_bytes: what drafting one guess reads, beside the model.
+
+    Where a machine has no peak for a dtype, its 16-bit peak stands in, doubled for int8: no product
+    is faster, so that the time stays a limit.
     """
 
     config: Config
@@ -77,6 +85,20 @@ class PeakStep:
     accelerator: Accelerator
     overhead_s: float = 0.0
     guess_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value, kind in (
+            ("config", self.config, Config),
+            ("accelerator", self.accelerator, Accelerator),
+        ):
+            if not isinstance(value, kind):
+                such = "model.config" if kind is Config else "ACCELERATORS['h100']"
+                raise TypeError(f"{name}={value!r}: expected a {kind.__name__}, such as {such}")
+        if self.weights not in COMPUTES_IN:
+            raise ValueError(f"weights={self.weights!r}: expected one of {', '.join(COMPUTES_IN)}")
+        for name in ("overhead_s", "guess_bytes"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)!r}: expected a number from 0 up")
 
     def flops(self, pieces: Sequence[Piece]) -> float:
         return sum(
@@ -100,13 +122,15 @@ class PeakStep:
 
     def __call__(self, pieces: Sequence[Piece]) -> float:
         memory_s = self.bytes(pieces) / self.accelerator.bandwidth_bytes_per_s
-        peaks = self.accelerator.flops_per_s
-        dtype = COMPUTES_IN[self.weights]
-        peak = (
-            peaks[dtype] if dtype in peaks else self.accelerator.peak(self.accelerator.sixteen_bits)
-        )
-        compute_s = self.flops(pieces) / peak
-        return self.overhead_s + max(compute_s, memory_s)
+        return self.overhead_s + max(self.flops(pieces) / self.peak, memory_s)
+
+    @property
+    def peak(self) -> float:
+        """FLOPs a second in what these weights are computed in."""
+        machine, dtype = self.accelerator, COMPUTES_IN[self.weights]
+        if dtype in machine.flops_per_s:
+            return machine.peak(dtype)
+        return machine.peak(machine.sixteen_bits) * (2 if dtype == "int8" else 1)
 
 
 def from_peaks(
@@ -114,7 +138,7 @@ def from_peaks(
 ) -> Costs:
     """Costs of a machine that need not be here. Says nothing about what drafts guess right."""
     step = PeakStep(config, weights, accelerator, overhead_s)
-    return Costs(step, step)
+    return Costs(step, step, weights=weights)
 
 
 class Watch(WallClock):
@@ -160,8 +184,19 @@ def calibrate(
 ) -> Costs:
     """Measure the parts on the whole model with these weights, and each draft on `questions`.
 
-    questions: not those that will be predicted.   Cost: some seconds on two CPU cores.
+    questions: not those that will be predicted; one answer has five tokens at least, so that there
+               are forwards enough to fit.
+    Cost:      some seconds on two CPU cores.
     """
+    if not isinstance(variants, Variants) or not isinstance(questions, Workload):
+        raise TypeError(
+            f"variants={variants!r}, questions={questions!r}: expected Variants(load()) and "
+            "assistant(tokenizer, 4, SERVED), say"
+        )
+    if max(questions.new_tokens) < 5:
+        raise ValueError(
+            f"the longest answer has {max(questions.new_tokens)} tokens: a fit needs five forwards"
+        )
     model = variants.get(weights)
     rows = FittedStep.fit(time_forwards(model))
     batched = Configuration(weights, schedule="continuous", slots=len(questions), pages=True)
@@ -179,4 +214,4 @@ def calibrate(
         guess_s[draft] = max(0.0, outcome.seconds - plain_s) / guesses
         tokens_per_round[draft] = outcome.tally.tokens_per_round
         drafted[draft] = outcome.tally.drafted / outcome.tally.rounds
-    return Costs(rows, flat, guess_s, tokens_per_round, drafted)
+    return Costs(rows, flat, guess_s, tokens_per_round, drafted, weights)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
 from statistics import median
 
 from lecture_util.model.config import Config
@@ -15,17 +18,21 @@ from lecture_util.serving.slots import Slots
 from lecture_util.serving.static_batching import StaticScheduler
 
 from .configuration import HEADS, Configuration
-from .costs import Costs
+from .costs import Costs, StepTime
 from .run import PAGE, Piece, policy, text_bytes
 from .variants import BYTES, predicted_bytes
 from .workload import Workload
 
 DRAFT_WORDS = 8192  # that the heads which come with the course can say
+EAGLE_LEVELS = 3  # that `eagle_drafter` grows unless told
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """As `run.Outcome` measures it. Units: seconds, bytes, tokens a second."""
+    """As `run.Outcome` measures it, but for the `copy_bytes` that a machine's operators may add.
+
+    Units: seconds, bytes, tokens a second.
+    """
 
     tokens_per_s: float
     ttft_s: float
@@ -43,8 +50,11 @@ def predict(
     """Answer the workload on paper.
 
     config: of the model that is run, a student's if it is one.
-    Raises: ValueError for a draft that `costs` knows nothing of; TypeError for what is no
-            Config, Configuration, Workload or Costs.
+    costs:  of that model in these weights; those of the whole model are a student's once they are
+            `scaled`, by `table.bytes_ratio`.
+    Raises: ValueError for a draft that `costs` knows nothing of, costs of other weights, forwards
+            that take no finite time, requests beyond the context; TypeError for what is no Config,
+            Configuration, Workload or Costs.
     """
     for name, value, kind in (
         ("config", config, Config),
@@ -55,6 +65,17 @@ def predict(
         if not isinstance(value, kind):
             raise TypeError(f"{name}={value!r}: expected a {kind.__name__}")
     c = configuration
+    if costs.weights not in (None, c.weights):
+        raise ValueError(
+            f"these are costs of {costs.weights} weights but the configuration has {c.weights}: "
+            f"calibrate(..., {c.weights!r}, ...) or from_peaks(..., {c.weights!r}, ...)"
+        )
+    if workload.longest > config.max_context:
+        raise ValueError(
+            f"a request has {workload.longest} tokens with its answer, but the model's context is "
+            f"{config.max_context}: shorten it"
+        )
+    costs = replace(costs, rows=_finite(costs.rows), flat=_finite(costs.flat))
     if c.draft is not None:
         if c.draft not in costs.tokens_per_round or c.draft not in costs.drafted:
             raise ValueError(
@@ -70,12 +91,14 @@ def predict(
     ends = _single(c, workload, costs) if c.schedule == "single" else None
     width = BYTES[c.weights][1]
     if ends is None:
-        arrivals, firsts, lasts, lent = _batched(c, workload, costs)
+        arrivals, firsts, lasts, lent = _batched(config, c, workload, costs)
         cache_bytes = kv_bytes_per_token(config, width) * lent
     else:
         arrivals, firsts, lasts = ends
         cache_bytes = text_bytes(config, c, workload.longest, width)
     seconds = max(lasts) - min(arrivals)
+    if not seconds:
+        raise ValueError("all forwards take no time at all: costs must say how long one takes")
     return Prediction(
         tokens_per_s=sum(workload.new_tokens) / seconds,
         ttft_s=median(first - came for first, came in zip(firsts, arrivals, strict=True)),
@@ -93,6 +116,22 @@ def head_bytes(config: Config, c: Configuration) -> int:
     block = (parts["attention"] + parts["mlp"]) // config.L + 2 * D
     head = 3 * (D * D + D) if c.draft == "medusa" else 2 * D * D + D + block
     return BYTES[c.weights][1] * (head + DRAFT_WORDS * D) + 8 * (DRAFT_WORDS + config.V)
+
+
+def guess_bytes(config: Config, c: Configuration) -> float:
+    """What drafting one guess reads: Medusa's heads guess all at once, EAGLE's by levels."""
+    passes = {"medusa": 1, "eagle": EAGLE_LEVELS}.get(c.draft, 0)
+    return passes * head_bytes(config, c) / c.guesses
+
+
+def _finite(step: StepTime) -> StepTime:
+    def checked(pieces: Sequence[Piece]) -> float:
+        seconds = step(pieces)
+        if not isinstance(seconds, Real) or not 0 <= seconds < math.inf:
+            raise ValueError(f"a forward takes {seconds!r}: expected finite seconds from 0 up")
+        return seconds
+
+    return checked
 
 
 def _single(c, workload, costs) -> tuple[list[float], list[float], list[float]]:
@@ -128,16 +167,17 @@ def _forwards(P: int, count: int, c: Configuration, costs: Costs) -> list[float]
     return times
 
 
-def _batched(c, workload, costs) -> tuple[list[float], list[float], list[float], int]:
+def _batched(config, c, workload, costs) -> tuple[list[float], list[float], list[float], int]:
     longest = max(map(len, workload.prompts)) + max(workload.new_tokens)
+    how = policy(config, c, workload)
     if c.pages:
-        blocks = Blocks(c.slots * -(-longest // PAGE), PAGE, prefix_caching=c.prefix)
+        blocks = Blocks(how.slots * -(-longest // PAGE), PAGE, prefix_caching=c.prefix)
         memory = Pages(blocks)
     else:
-        memory = Slots(c.slots, longest)
+        memory = Slots(how.slots, longest)
     static = c.schedule == "static"
     scheduler, step = (StaticScheduler, costs.rows) if static else (Scheduler, costs.flat)
-    loop = simulator(memory, policy(c), step, scheduler)
+    loop = simulator(memory, how, step, scheduler)
     if workload.closed:
         done = [x for request in workload.requests() for x in loop.serve([request])]
     else:

@@ -32,7 +32,7 @@ from lecture_util.speculative.trained import (
 )
 
 from .configuration import Configuration
-from .variants import copy_bytes, held_bytes
+from .variants import copy_bytes, held_bytes, weights_of
 from .workload import Workload
 
 PAGE = 16
@@ -132,7 +132,8 @@ def serve(
     clock: by default seconds as they pass; a VirtualClock charges each forward by a formula, and
            then two machines agree on every number here.
     Raises: PromptError for a request that the model has no room or no words for, TypeError for
-            what is no model, configuration, workload or clock: before anything is computed.
+            what is no model, configuration, workload or clock, ValueError for a model of other
+            weights: before anything is computed.
     """
     clock = WallClock() if clock is None else clock
     for name, value, kind, such in (
@@ -143,6 +144,11 @@ def serve(
     ):
         if not isinstance(value, kind):
             raise TypeError(f"{name}={value!r}: expected {such}")
+    if (found := weights_of(model)) not in (configuration.weights, None):
+        raise ValueError(
+            f"the model holds {found} weights but the configuration names {configuration.weights}: "
+            "make it with Variants(load())(configuration)"
+        )
     batched = configuration.schedule != "single"  # then all have the longest answer's budget
     for prompt, count in zip(workload.prompts, workload.new_tokens, strict=True):
         check_prompts(model, [prompt], max(workload.new_tokens) if batched else count)
@@ -152,22 +158,25 @@ def serve(
 
 
 def new_server(model: Transformer, c: Configuration, workload: Workload, clock=None) -> Loop:
-    """The loop that serves a batched configuration, with room for `slots` longest requests."""
+    """The loop that serves a batched configuration, with room for `slots` longest requests, or for
+    all there are."""
+    how = policy(model.config, c, workload)
     longest = max(map(len, workload.prompts)) + max(workload.new_tokens)
     if c.schedule == "static":
-        return static_server(model, c.slots, longest, clock)
+        return static_server(model, how.slots, longest, clock)
     place = (model.dtype, model.device)
     if c.pages:
-        pages = c.slots * -(-longest // PAGE)
+        pages = how.slots * -(-longest // PAGE)
         cache = PagedCache(model.config, pages, PAGE, *place, prefix_caching=c.prefix)
     else:
-        cache = SlotCache(model.config, c.slots, longest, *place)
-    return Engine(model, cache, policy(c), clock).loop
+        cache = SlotCache(model.config, how.slots, longest, *place)
+    return Engine(model, cache, how, clock).loop
 
 
-def policy(c: Configuration) -> Policy:
-    """Prompts in chunks beside the decoding rows, 256 tokens a forward."""
-    return Policy(slots=c.slots, token_budget=max(256, c.slots))
+def policy(config: Config, c: Configuration, workload: Workload) -> Policy:
+    """Prompts in chunks beside the decoding rows, 256 tokens a forward if the context has them."""
+    slots = min(c.slots, len(workload))
+    return Policy(slots=slots, token_budget=min(max(256, slots), config.max_context))
 
 
 def drafter(model: Transformer, c: Configuration) -> tuple[Callable, int]:

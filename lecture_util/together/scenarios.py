@@ -16,6 +16,7 @@ from lecture_util.serving.clock import VirtualClock
 
 from .configuration import Configuration
 from .costs import PeakStep
+from .predict import guess_bytes
 from .run import Outcome, serve
 from .variants import Variants, calibration
 from .workload import Workload, assistant, editing, writing
@@ -135,7 +136,8 @@ class Trial:
 
     def _try(self, scenario: Scenario, c: Configuration) -> Verdict:
         model = self.variants(c)
-        step = PeakStep(model.config, c.weights, scenario.machine, scenario.overhead_s)
+        reads = guess_bytes(model.config, c)
+        step = PeakStep(model.config, c.weights, scenario.machine, scenario.overhead_s, reads)
         workload = workload_of(scenario.name, self.tokenizer)
         outcome = serve(model, c, workload, VirtualClock(lambda work: step(work)))
         quality = self.perplexity(c)

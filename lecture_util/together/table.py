@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from lecture_util.roofline.hardware import Accelerator, this_machine
 
 from .configuration import Configuration
 from .costs import Costs, calibrate, from_peaks
-from .predict import Prediction, predict
+from .predict import Prediction, guess_bytes, predict
 from .run import Outcome, serve
 from .variants import Variants, predicted_bytes
 from .workload import Workload
@@ -165,7 +165,11 @@ def _predicted(
     whole, config = variants.model.config, variants(c).config
     if accelerator is not None:
         peaks = from_peaks(config, c.weights, accelerator)
-        costs = Costs(peaks.rows, peaks.flat, {}, costs.tokens_per_round, costs.drafted)
+        guess_s = guess_bytes(config, c) / accelerator.bandwidth_bytes_per_s
+        costs = replace(
+            peaks, guess_s={c.draft: guess_s},
+            tokens_per_round=costs.tokens_per_round, drafted=costs.drafted,
+        )  # fmt: skip
     elif c.student:
         costs = costs.scaled(bytes_ratio(config, whole, c.weights))
     return predict(config, c, workload, costs)
@@ -193,7 +197,7 @@ def markdown(records: Iterable[Mapping]) -> str:
         cells = [r["label"], f"{r['limit_tokens_per_s']:.0f}"]
         for key, show in (
             ("tokens_per_s", lambda x: f"{x:.0f}" if x >= 100 else f"{x:.3g}"),
-            ("ttft_s", lambda x: f"{x:.2f} s"),
+            ("ttft_s", lambda x: f"{x:.2f} s" if x >= 0.1 else f"{1e3 * x:.3g} ms"),
             ("memory_bytes", lambda x: f"{x / 1e6:.0f} MB"),
         ):
             predicted, measured = r[f"predicted_{key}"], r[key]

@@ -102,6 +102,16 @@ def scaled_for_4_bits(model: Transformer, tokens_BT: Tensor) -> Transformer:
     return fold_all(model, scales)
 
 
+def weights_of(model: Transformer) -> str | None:
+    """Which of WEIGHTS a model holds; None for others, such as fp64."""
+    kinds = {type(module) for module in model.modules()}
+    if Int4Linear in kinds:
+        return "int4"
+    if Int8Linear in kinds:
+        return "int8"
+    return {torch.float32: "fp32", torch.bfloat16: "bf16"}.get(model.dtype)
+
+
 def held_bytes(model: nn.Module) -> int:
     """Bytes of a model's parameters and buffers, what several layers share counted once."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in _tensors(model)}

@@ -82,7 +82,7 @@ def test_quantized_weights_are_read_as_they_are_held_and_the_cache_in_its_own_nu
         ("bf16", {"fp32": 2, "bf16": 4, "int8": 8}, 4),
         ("int8", {"fp32": 2, "bf16": 4, "int8": 8}, 8),
         ("int4", {"fp32": 2, "bf16": 4, "int8": 8}, 4),
-        ("int8", {"bf16": 4}, 4),  # data sheets here give no other
+        ("int8", {"bf16": 4}, 8),  # the double of 16 bits stands in
         ("fp32", {"bf16": 4}, 4),
         ("int4", {"fp16": 3}, 3),
     ],
@@ -104,7 +104,7 @@ def test_guesses_cost_their_bytes():
 def test_peaks_say_nothing_about_drafts():
     costs = from_peaks(SMOL, "int8", ACCELERATORS["h100"], 0.001)
     step = PeakStep(SMOL, "int8", ACCELERATORS["h100"], 0.001)
-    assert costs == Costs(step, step)
+    assert costs == Costs(step, step, weights="int8")
     assert not costs.tokens_per_round and not costs.drafted and not costs.guess_s
 
 
@@ -230,5 +230,5 @@ def test_weights_and_drafts_that_are_none_are_refused(variants):
         calibrate(variants, "fp32", tiny.workload(), ["lookahead"])
     with pytest.raises(ValueError, match="weights='fp16': expected one of"):
         PeakStep(SMOL, "fp16", FLAT)([Piece(0, 1)])
-    with pytest.raises(ValueError, match="measured forwards: five terms need at least five"):
+    with pytest.raises(ValueError, match="a fit needs five forwards"):
         calibrate(variants, "fp32", tiny.workload((5, 4), (1, 2)))

@@ -229,3 +229,16 @@ def test_what_nothing_can_be_predicted_from_is_refused(change, error, says):
     }
     with pytest.raises(error, match=says):
         predict(**given | change)
+
+
+def test_what_a_run_would_refuse_is_refused_on_paper():
+    work, free = tiny.workload((3,), (4,)), Costs(tiny.one_each, tiny.one_each)
+    with pytest.raises(ValueError, match="costs of fp32 weights but the configuration has int4"):
+        predict(tiny.TINY, Configuration("int4"), work, from_peaks(tiny.TINY, "fp32", LAPTOP))
+    with pytest.raises(ValueError, match="context is"):
+        predict(tiny.TINY, Configuration(), tiny.workload((9000,), (4,)), free)
+    for seconds in (float("nan"), -1.0, float("inf"), 0.0):
+        costs = Costs(lambda pieces, s=seconds: s, lambda pieces, s=seconds: s)
+        for c in (Configuration(), Configuration(schedule="continuous", slots=2)):
+            with pytest.raises(ValueError, match="finite seconds|no time at all"):
+                predict(tiny.TINY, c, work, costs)

@@ -184,10 +184,19 @@ def test_a_pool_of_pages_has_room_for_every_slots_longest_request(model):
     work = tiny.workload((30, 21), (7, 3))
     c = Configuration(schedule="continuous", slots=3, pages=True)
     blocks = new_server(model, c, work).scheduler.memory.blocks
-    assert blocks.num_pages == 3 * 3 and blocks.page_size == 16 and not blocks.prefix_caching
+    # Two requests need two places, however many slots there are.
+    assert blocks.num_pages == 2 * 3 and blocks.page_size == 16 and not blocks.prefix_caching
     prefix = new_server(model, replace(c, prefix=True), work).scheduler.memory.blocks
     assert prefix.prefix_caching
-    assert new_server(model, replace(c, slots=300), work).scheduler.policy.token_budget == 300
+    many = new_server(model, replace(c, slots=10**9), work).scheduler
+    assert many.policy.slots == 2 and many.policy.token_budget == 256 < model.config.max_context
+    assert many.memory.blocks.num_pages == blocks.num_pages
+
+
+def test_a_model_of_other_weights_is_refused():
+    model = tiny.tiny_model(dtype=torch.float32)
+    with pytest.raises(ValueError, match="holds fp32 weights but the configuration names int4"):
+        serve(model, Configuration("int4"), tiny.workload())
 
 
 def test_by_the_wall_clock_time_only_passes(model):
