@@ -17,6 +17,7 @@ from lecture_util.model.config import Config
 from lecture_util.model.generate import generate, prefill
 from lecture_util.model.transformer import Transformer
 from lecture_util.roofline.accounting import kv_cache_bytes, weight_bytes
+from lecture_util.roofline.symbolic import sizes
 
 from .processes import run
 from .step_time import Link, rank_cache_bytes, rank_weight_bytes, this_link
@@ -52,8 +53,9 @@ class Demonstration:
     link: Link
 
     def __str__(self) -> str:
-        kind = ", ".join(f"{n} {k.replace('_', '-')}" for k, n in self.traffic[0].counts.items())
         predicted, counted = self.predicted_traffic, self.traffic[0]
+        kinds = ", ".join(f"{n} {kind.replace('_', '-')}" for kind, n in counted.counts.items())
+        of_kinds = f" ({kinds})" if kinds else ""
         lines = [
             f"{self.M} ranks and one process: same tokens {self.same_tokens}, logits (up to "
             f"{self.largest_logit:.2f}) differ by at most {self.logits_gap:.0e}",
@@ -61,7 +63,7 @@ class Demonstration:
             f"{self.weight_bytes[0]:,}, predicted {self.predicted_weight_bytes[0]:,}",
             f"KV cache {self.whole_cache_bytes:,} bytes whole; on a rank "
             f"{self.cache_bytes[0]:,}, predicted {self.predicted_cache_bytes:,}",
-            f"messages {counted.messages} a step ({kind}), predicted {predicted.messages}; "
+            f"messages {counted.messages} a step{of_kinds}, predicted {predicted.messages}; "
             f"{counted.payload_bytes:,} bytes, predicted {predicted.payload_bytes:,}",
             f"step     {1e3 * self.whole_step_s:.2f} ms whole, {1e3 * self.step_s:.2f} ms sharded; "
             f"a small all-reduce alone takes {1e6 * self.link.latency_s:.0f} µs here",
@@ -83,7 +85,10 @@ def demonstrate(
 
     Small layers on a CPU are no place to be faster: what a step saves in reading is less than what
     its messages cost. The bytes and messages are those of any machine.
+
+    Raises: ShardError, ValueError or TypeError before a process is started; else as `run`.
     """
+    B, prompt, steps = _checked(config, M, B, prompt, steps, dtype)
     config_of_rank = (config, B, prompt, steps, dtype)
     ranks = run(decode_both, M, *config_of_rank, timeout_s=timeout_s)
     width, S = dtype.itemsize, prompt + steps
@@ -106,6 +111,25 @@ def demonstrate(
         step_s=max(r["step_s"] for r in ranks),
         link=ranks[0]["link"],
     )
+
+
+def _checked(
+    config: Config, M: int, B: int, prompt: int, steps: int, dtype: torch.dtype
+) -> tuple[int, int, int]:
+    """B, prompt and steps, if ranks could do something with all of it."""
+    from .sharding import shard_config
+
+    shard_config(config, M)
+    B, prompt = sizes(B=B, prompt=prompt)
+    (steps,) = sizes(2, steps=steps)  # the first is counted, and the others timed
+    if prompt + steps > config.max_context:
+        raise ValueError(
+            f"prompt={prompt} tokens and steps={steps} are more than the model's context of "
+            f"{config.max_context}"
+        )
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype is {dtype!r}: expected torch.float32, torch.bfloat16 or the like")
+    return B, prompt, steps
 
 
 def decode_both(

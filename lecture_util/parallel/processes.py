@@ -2,28 +2,35 @@
 
 Each process is a rank: it gets a DeviceMesh of all M, through which torch's collectives go. They
 run on this machine only, over gloo on CPUs and NCCL on GPUs, and find each other through a file, so
-no port can be taken. Whatever happens, none outlives `run`.
+no port can be taken.
+
+None outlives `run`: it kills them on its way out, and if the caller itself is killed, so are they
+(`rank.die_with_parent`). SIGKILL of the caller leaves their folder, ranks-*, among the temporary
+files; SIGTERM doesn't, unless the caller has its own way with it. A process that a rank starts by
+itself is its own affair, and may live on.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import multiprocessing
 import os
 import pickle
 import signal
-import socket
 import sys
 import tempfile
+import threading
 import time
-import traceback
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from .rank import begun, live, log_of
+
 GRACE_S = 1.0  # how long we wait for the cause, once its consequences are seen
+DAY_S = 86_400.0
+BEFORE_ALL = float("-inf")  # when a death happened: what other ranks report may follow from it
 
 
 class RankError(RuntimeError):
@@ -42,33 +49,30 @@ def run(
     fn and args are pickled, so fn must live in a module (a file), not in a notebook's cell. Threads
     of torch are divided among the ranks. What a rank prints is shown only if it fails.
     backend: "nccl", rank r on GPU r, or "gloo"; by default NCCL where there are M GPUs.
+    M: at most the GPUs, or with gloo four times the cores (eight on the smallest machine).
     Cost:   each process imports torch, some 3 to 5 s of a CPU.
 
     Raises: RankError with the rank's own traceback; TimeoutError with where each rank stood;
-            TypeError or ValueError, before anything is started, if the call cannot work.
+            TypeError, ValueError or RuntimeError, before anything is started, if the call cannot
+            work.
     """
+    _check(fn, M, timeout_s)
     import torch
 
-    if type(M) is not int or M < 1:
-        raise ValueError(f"M={M!r} processes: expected a whole number, at least 1")
-    if not timeout_s > 0:
-        raise ValueError(f"timeout_s={timeout_s!r}: expected seconds, more than 0")
-    gpus = torch.cuda.device_count()
-    backend = backend or ("nccl" if gpus >= M else "gloo")
-    if backend not in ("nccl", "gloo"):
-        raise ValueError(f"backend={backend!r}: expected 'gloo' (CPUs) or 'nccl' (GPUs)")
-    if backend == "nccl" and gpus < M:
-        raise ValueError(f"backend='nccl' needs a GPU a rank: M={M}, but torch sees {gpus}")
+    backend = _backend(backend, M, torch.cuda.device_count())
     job, deadline = _packed(fn, args), time.time() + timeout_s
     threads = max(1, torch.get_num_threads() // M)
     context = multiprocessing.get_context("spawn")
     ranks: list[tuple[multiprocessing.Process, connection.Connection]] = []
-    with tempfile.TemporaryDirectory(prefix="ranks-", ignore_cleanup_errors=True) as folder:
+    with (
+        _tidy_at_sigterm(),
+        tempfile.TemporaryDirectory(prefix="ranks-", ignore_cleanup_errors=True) as folder,
+    ):
         try:
             for rank in range(M):
                 ours, theirs = context.Pipe(duplex=False)
                 about = (rank, M, backend, folder, deadline, threads)
-                process = context.Process(target=_rank, args=(job, theirs, *about), daemon=True)
+                process = context.Process(target=live, args=(job, theirs, *about), daemon=True)
                 process.start()
                 theirs.close()  # so that the end of the process is the end of the pipe
                 ranks.append((process, ours))
@@ -79,6 +83,67 @@ def run(
                 process.join()
                 process.close()
                 ours.close()
+
+
+def _check(fn: Callable, M: int, timeout_s: float) -> None:
+    if not callable(fn):
+        raise TypeError(f"fn={fn!r} is not callable: expected a function of a module, as fn(mesh)")
+    if type(M) is not int or M < 1:
+        raise ValueError(f"M={M!r} processes: expected a whole number, at least 1")
+    if not (isinstance(timeout_s, int | float) and 0 < timeout_s <= DAY_S):
+        raise ValueError(
+            f"timeout_s={timeout_s!r}: expected seconds, more than 0 and at most a day, {DAY_S:.0f}"
+        )
+    if multiprocessing.current_process().daemon:
+        raise RuntimeError(
+            "run() was called within a rank (or another process that must not start any): call it "
+            "from outside, and let the function it runs use the mesh"
+        )
+
+
+def _backend(backend: str | None, M: int, gpus: int) -> str:
+    """The one that was asked for, or that suits, if it has room for M."""
+    backend = backend or ("nccl" if gpus >= M else "gloo")
+    if backend not in ("nccl", "gloo"):
+        raise ValueError(f"backend={backend!r}: expected 'gloo' (CPUs) or 'nccl' (GPUs)")
+    if backend == "nccl" and gpus < M:
+        raise ValueError(f"backend='nccl' needs a GPU a rank: M={M}, but torch sees {gpus}")
+    cores = os.cpu_count() or 1
+    if backend == "gloo" and M > (most := max(8, 4 * cores)):
+        raise ValueError(
+            f"M={M} processes on {cores} cores: each imports torch into memory of its own and then "
+            f"waits for a core, so at most {most} here"
+        )
+    return backend
+
+
+class _Terminated(BaseException):
+    """SIGTERM came."""
+
+
+@contextmanager
+def _tidy_at_sigterm() -> Iterator[None]:
+    """SIGTERM, which ends a process at once, waits until ranks and folder are gone.
+
+    Only where nobody else handles it, and in the main thread, to which Python gives signals.
+    """
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once will do
+        raise _Terminated
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except _Terminated:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _packed(fn: Callable, args: tuple) -> bytes:
@@ -103,64 +168,6 @@ def _packed(fn: Callable, args: tuple) -> bytes:
         raise TypeError(f"the arguments cannot be sent to another process: {error}") from error
 
 
-def _rank(
-    job: bytes,
-    answer: connection.Connection,
-    rank: int,
-    M: int,
-    backend: str,
-    folder: str,
-    deadline: float,
-    threads: int,
-) -> None:
-    """The life of one process."""
-    log = open(Path(folder, f"{rank}.log"), "w", buffering=1)  # noqa: SIM115, as long as we live
-    os.dup2(log.fileno(), 1)
-    os.dup2(log.fileno(), 2)
-    sys.stdout.reconfigure(line_buffering=True)
-    # At the deadline: say where we stand, and die, even within a collective, even as an orphan.
-    left_s = max(0.1, deadline - time.time())
-    faulthandler.dump_traceback_later(left_s, exit=True, file=log)
-    try:
-        message = (True, time.time(), _result(job, rank, M, backend, folder, left_s, threads))
-    except BaseException as error:
-        what = f"{type(error).__name__}: {error}"
-        message = (False, time.time(), (what, traceback.format_exc()))
-    answer.send_bytes(pickle.dumps(message))  # before our connections close, and others fail of it
-    answer.close()
-
-
-def _result(
-    job: bytes, rank: int, M: int, backend: str, folder: str, left_s: float, threads: int
-) -> bytes:
-    import torch
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-
-    torch.set_num_threads(threads)
-    device = None
-    if backend == "nccl":
-        device = torch.device("cuda", rank)
-        torch.cuda.set_device(device)
-    else:  # gloo would look up this machine's name to find a network
-        loopback = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
-        if loopback:
-            os.environ["GLOO_SOCKET_IFNAME"] = loopback.pop()
-    dist.init_process_group(
-        backend,
-        init_method=Path(folder, "store").as_uri(),
-        rank=rank,
-        world_size=M,
-        timeout=timedelta(seconds=left_s),
-        device_id=device,
-    )
-    mesh = init_device_mesh("cuda" if backend == "nccl" else "cpu", (M,))
-    fn, args = pickle.loads(job)
-    result = pickle.dumps(fn(mesh, *args))
-    dist.barrier()  # no rank leaves while another may still be reading from it
-    return result
-
-
 def _collect(ranks: list, folder: Path, deadline: float) -> list[Any]:
     """Wait for every rank's answer, or for the first that fails."""
     M = len(ranks)
@@ -176,8 +183,8 @@ def _collect(ranks: list, folder: Path, deadline: float) -> list[Any]:
             rank, process = waiting.pop(pipe)
             try:
                 good, when, body = pickle.loads(pipe.recv_bytes())
-            except EOFError:  # before all others: their failures follow from a death
-                failures[rank] = 0.0, _obituary(rank, M, process, folder)
+            except EOFError:
+                failures[rank] = BEFORE_ALL, _obituary(rank, M, process, folder)
                 continue
             if good:
                 results[rank] = body
@@ -188,11 +195,17 @@ def _collect(ranks: list, folder: Path, deadline: float) -> list[Any]:
             until = min(until, time.time() + GRACE_S)
     if time.time() >= deadline:
         late = [rank for rank in range(M) if rank not in results]
-        stood = "\n".join(f"rank {rank} stood here:\n{_log(folder, rank)}" for rank in late)
+        stood = [f"rank {r} stood here:\n{_log(folder, r) or 'not running yet'}" for r in late]
+        advice = "none had begun, as imports take their time: allow more with timeout_s."
+        if any(begun(folder, rank).exists() for rank in range(M)):
+            advice = (
+                "does every rank make the same calls in the same order? Or allow more with "
+                "timeout_s."
+            )
         if late:
+            named = ", ".join(map(str, late))
             raise TimeoutError(
-                f"no answer of rank {', '.join(map(str, late))} of {M} in time: does every rank "
-                f"make the same calls in the same order? Or allow more with timeout_s.\n{stood}"
+                "\n".join([f"no answer of rank {named} of {M} in time: {advice}", *stood])
             )
     if failures:
         first = min(failures, key=failures.get)
@@ -207,12 +220,15 @@ def _obituary(rank: int, M: int, process: multiprocessing.Process, folder: Path)
     hint = ""
     if how == "SIGKILL":
         hint = ": the system kills so where memory runs out; use fewer ranks or a smaller model"
-    elif not said:
-        hint = ": in a script, call run() under `if __name__ == '__main__':`"
+    elif not log_of(folder, rank).exists():
+        hint = (
+            " before it could run, for the reason it printed: in a script, call run() under "
+            "`if __name__ == '__main__':`"
+        )
     return f"rank {rank} of {M} died without an answer ({how}){hint}\n{said}"
 
 
 def _log(folder: Path, rank: int, lines: int = 100) -> str:
-    path = folder / f"{rank}.log"
+    path = log_of(folder, rank)
     said = path.read_text(errors="replace").splitlines() if path.exists() else []
     return "\n".join(said[-lines:])

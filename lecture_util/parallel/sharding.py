@@ -66,8 +66,8 @@ def shard(model: Transformer, mesh: DeviceMesh) -> Transformer:
             plain linear layers; ValueError if sharded already or on another kind of device. The
             model is then as it was.
     """
-    M = mesh.size()
     check_model(model, mesh)
+    M = mesh.size()
     whole, model.config = model.config, shard_config(model.config, M)
     K = model.config.K
     with torch.no_grad():
@@ -90,7 +90,12 @@ def by_rank(weight: Tensor, heads: tuple[int, ...], M: int) -> Tensor:
     Cut into M equal pieces, the result gives every rank a smaller stack of the same parts.
 
     Shapes: weight (rows, ...), rows a multiple of sum(heads) -> at least as many rows.
+    Raises: ShardError if the rows are not, or a part's heads cannot be dealt to M ranks.
     """
+    if len(weight) % sum(heads):
+        raise ShardError(f"{len(weight)} rows are no multiple of the {sum(heads)} heads {heads}")
+    if uneven := [n for n in heads if n % M and M % n]:
+        raise ShardError(f"a part with {uneven[0]} heads cannot be dealt to M={M} ranks")
     parts = weight.unflatten(0, (sum(heads), -1)).split(heads)
     copies = [part.repeat_interleave(max(1, M // len(part)), dim=0) for part in parts]
     return torch.cat([part.unflatten(0, (M, -1)) for part in copies], dim=1).flatten(0, 2)
@@ -101,6 +106,8 @@ def shard_config(config: Config, M: int) -> Config:
 
     Raises: ShardError naming the size that M does not suit, and the M that would do.
     """
+    if not isinstance(config, Config):
+        raise TypeError(f"config={config!r}: expected a Config, such as PUBLISHED['llama-2-13b']")
     if type(M) is not int or M < 1:
         raise ShardError(f"M={M!r} ranks: expected a whole number, at least 1")
     N, K, F = config.N, config.K, config.F
@@ -130,6 +137,8 @@ def check_model(model: Transformer, mesh: DeviceMesh) -> None:
     """Raises: what `shard` says."""
     if not isinstance(model, Transformer):
         raise TypeError(f"model={model!r}: expected a Transformer")
+    if not isinstance(mesh, DeviceMesh) or mesh.ndim != 1:
+        raise TypeError(f"mesh={mesh!r}: expected a DeviceMesh of one dimension, as from `run`")
     if isinstance(model.embed.weight, DTensor):
         raise ValueError("this model is sharded already: load or make it anew to cut it again")
     for layer, block in enumerate(model.blocks):

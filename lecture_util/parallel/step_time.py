@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lecture_util.roofline.accounting import kv_cache_bytes, params_by_part
 from lecture_util.roofline.hardware import Accelerator
-from lecture_util.roofline.symbolic import is_symbolic, positive, simplified, sizes
+from lecture_util.roofline.symbolic import is_symbolic, positive, shape_of, simplified, sizes
 
 from .traffic import Traffic, forward_traffic, vocabulary_rows
 
@@ -30,6 +31,13 @@ class Link:
     latency_s: Any
     bandwidth_bytes_per_s: Any
     source: str
+
+    def __post_init__(self) -> None:
+        latency_s, bandwidth = self.latency_s, self.bandwidth_bytes_per_s
+        if latency_s != 0:
+            positive("latency_s", latency_s, "40e-6, or 0")
+        if bandwidth != math.inf:
+            positive("bandwidth_bytes_per_s", bandwidth, "450e9, or math.inf")
 
 
 _STAS = "stas00/ml-engineering network"
@@ -65,8 +73,10 @@ class ShardedStep:
 def rank_weight_bytes(config: Config, M: Any, dtype_bytes: Any = 2, *, rank: int = 0) -> Any:
     """Bytes of the weights that one of M ranks holds: 1/M of all but the norms, and of KV heads
     that are fewer than the ranks. Where M doesn't divide V, the first ranks hold the most.
+
+    Raises: ShardError for numbers that `shard` refuses; ValueError for a rank that is none of M's.
     """
-    (M,) = sizes(M=M)
+    M = _suitable(config, M)
     c, parts = config, params_by_part(config)
     vocabulary = vocabulary_rows(c.V, M, rank) * c.D * (1 if c.tied else 2)
     per_kv_head = 2 * c.H * (c.D + (1 if c.qkv_bias else 0)) * c.L  # of its key and its value
@@ -77,8 +87,11 @@ def rank_weight_bytes(config: Config, M: Any, dtype_bytes: Any = 2, *, rank: int
 
 
 def rank_cache_bytes(config: Config, B: Any, S: Any, M: Any, dtype_bytes: Any = 2) -> Any:
-    """Bytes of a rank's KV cache: 1/M of the whole, or 1/K where there are fewer heads than M."""
-    (M,) = sizes(M=M)
+    """Bytes of a rank's KV cache: 1/M of the whole, or 1/K where there are fewer heads than M.
+
+    Raises: as rank_weight_bytes.
+    """
+    M = _suitable(config, M)
     whole = kv_cache_bytes(config, B, S, dtype_bytes)
     return _shared(whole, config.K) * _kv_heads(config.K, M)
 
@@ -97,17 +110,21 @@ def sharded_step(
 
     With link.bandwidth infinite, norms left out and 2*L waits for 2*L + 2, this is the formula of
     notebook 03. accelerator: an Accelerator, or just its bytes a second.
+
+    Raises: as rank_weight_bytes; TypeError for a link that is none.
     """
+    if not isinstance(link, Link):
+        known = ", ".join(f"LINKS[{name!r}]" for name in LINKS)
+        raise TypeError(f"link is {link!r}: expected a Link, such as {known} or this_link(mesh)")
     weights = rank_weight_bytes(config, M, dtype_bytes)
     cache = rank_cache_bytes(config, B, S, M, dtype_bytes)
     traffic = forward_traffic(config, B, 1, M, dtype_bytes=dtype_bytes)
     known = isinstance(accelerator, Accelerator)
     bandwidth = accelerator.bandwidth_bytes_per_s if known else accelerator
     bandwidth = positive("accelerator", bandwidth, "ACCELERATORS['h100'] or 3.35e12")
-    alone = M == 1
-    sent = 0 if alone else traffic.sent_bytes(M)
+    sent = traffic.sent_bytes(M)
     memory_s = (weights + cache) / bandwidth
-    waiting_s = 0 if alone else traffic.messages * link.latency_s
+    waiting_s = traffic.messages * link.latency_s
     sending_s = sent / link.bandwidth_bytes_per_s
     fits = None
     if known and not is_symbolic(weights + cache):
@@ -128,7 +145,8 @@ def sharded_step(
 def this_link(mesh: DeviceMesh, small: int = 4096, large: int = 2**24) -> Link:
     """Measure all-reduces between the ranks of a mesh; every rank calls it.
 
-    The median of 30 small ones gives the latency, of 5 large ones the bandwidth.
+    The median of 30 small ones gives the latency, of 5 large ones the bandwidth. One rank alone
+    sends nothing, as over a link without an end to its bandwidth.
     """
     import torch
     import torch.distributed as dist
@@ -149,9 +167,19 @@ def this_link(mesh: DeviceMesh, small: int = 4096, large: int = 2**24) -> Link:
     return Link(
         name=f"{dist.get_backend(mesh.get_group())} between {M} ranks on this machine",
         latency_s=latency_s,
-        bandwidth_bytes_per_s=sent / sending_s,
+        bandwidth_bytes_per_s=sent / sending_s if M > 1 else math.inf,
         source=f"measured here with torch {torch.__version__}",
     )
+
+
+def _suitable(config: Config, M: Any) -> Any:
+    """M as a whole number that this shape can be cut for. Symbols are taken to suit."""
+    (M,) = sizes(M=M)
+    if not any(is_symbolic(size) for size in (M, *(getattr(config, x, 0) for x in "KGFV"))):
+        from .sharding import shard_config  # it brings torch.distributed, which formulas don't need
+
+        shard_config(shape_of(config), M)
+    return M
 
 
 def _kv_heads(K: Any, M: Any) -> Any:

@@ -53,6 +53,7 @@ class Traffic:
         passes 1/M of the tensor on. Exact where M divides the tensor.
         Source: Patarasuk & Yuan 2009, doi:10.1016/j.jpdc.2008.09.002.
         """
+        (M,) = sizes(M=M)
         if unknown := set(self.nbytes) - set(RING):
             raise ValueError(f"no ring formula for {', '.join(unknown)}: only {', '.join(RING)}")
         return sum(RING[kind] * n for kind, n in self.nbytes.items()) * (M - 1) / M
@@ -65,14 +66,19 @@ def forward_traffic(
 
     2*L all-reduces of x_BTD after attention and MLP, one after the embedding, and an all-gather of
     the logits, for which each rank's share of V is rounded up. None of it depends on S, and none on
-    M but for that rounding: M ranks wait as often as two. Symbols are taken to divide evenly.
+    M but for that rounding: M ranks wait as often as two, and one alone sends nothing. Symbols are
+    taken to divide evenly, and M to be two or more.
 
     config: of the whole model. logits_for: positions of the T that reach the head, all if None.
     """
     c = shape_of(config)
     B, T, M = sizes(B=B, T=T, M=M)
     (logits,) = (T,) if logits_for is None else sizes(logits_for=logits_for)
+    if not is_symbolic(logits - T) and logits > T:
+        raise ValueError(f"logits_for is {logits}: of T={T} positions, at most {T} reach the head")
     width = positive("dtype_bytes", dtype_bytes, "2")
+    if M == 1:
+        return Traffic()
     all_reduces = 2 * c.L + 1
     return Traffic(
         {"all_reduce": all_reduces, "all_gather": 1},
@@ -84,7 +90,14 @@ def forward_traffic(
 
 
 def vocabulary_rows(V: Any, M: Any, rank: int = 0) -> Any:
-    """Rows of the vocabulary on one of M ranks: V/M rounded up, and fewer on the last."""
+    """Rows of the vocabulary on one of M ranks: V/M rounded up, and fewer on the last.
+
+    Raises: ValueError for a rank that is none of 0 to M - 1.
+    """
+    V, M = sizes(V=V, M=M)
+    (rank,) = sizes(0, rank=rank)
+    if not is_symbolic(M - rank) and rank >= M:
+        raise ValueError(f"rank is {rank}: the ranks of M={M} are 0 to {M - 1}")
     if is_symbolic(V / M):
         return V / M
     share = -(-V // M)

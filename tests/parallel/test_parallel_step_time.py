@@ -7,6 +7,7 @@ import pytest
 import sympy
 
 from lecture_util.model.config import PUBLISHED
+from lecture_util.parallel.sharding import ShardError
 from lecture_util.parallel.step_time import (
     LINKS,
     Link,
@@ -134,17 +135,42 @@ def test_a_vocabulary_that_does_not_divide_is_dealt_from_the_first_rank_on():
     assert forward_traffic(odd, 1, 1, 8).nbytes["all_gather"] == 8 * 4001 * 2  # filled up
 
 
-def test_bad_input_is_named():
-    with pytest.raises(TypeError, match="a name: pass the shape"):
-        forward_traffic("llama-2-13b", 1, 1, 2)
-    with pytest.raises(ValueError, match="M is 0"):
-        forward_traffic(LLAMA, 1, 1, 0)
-    with pytest.raises(ValueError, match="M is 0"):
-        rank_weight_bytes(LLAMA, 0)
-    with pytest.raises(ValueError, match="accelerator is -1"):
-        sharded_step(LLAMA, 1, 1, -1, 2)
-    with pytest.raises(ValueError, match="no ring formula for broadcast"):
-        Traffic({"broadcast": 1}, {"broadcast": 8}).sent_bytes(2)
+ALL_REDUCE, BROADCAST = (Traffic({kind: 1}, {kind: 8}) for kind in ("all_reduce", "broadcast"))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: forward_traffic("llama-2-13b", 1, 1, 2), TypeError, "a name: pass the shape"),
+        (lambda: forward_traffic(LLAMA, 1, 1, 0), ValueError, "M is 0"),
+        (lambda: forward_traffic(LLAMA, 1, 3, 2, logits_for=5), ValueError, "of T=3 positions"),
+        (lambda: rank_weight_bytes(LLAMA, 0), ValueError, "M is 0"),
+        (lambda: rank_weight_bytes(LLAMA, 4, rank=4), ValueError, "rank is 4: .* are 0 to 3"),
+        (lambda: rank_weight_bytes(LLAMA, 4, rank=-1), ValueError, "rank is -1"),
+        (lambda: rank_weight_bytes(LLAMA, 4, rank=1.5), ValueError, "rank is 1.5"),
+        (lambda: rank_weight_bytes(LLAMA, 3), ShardError, "K=40 KV heads cannot be dealt to M=3"),
+        (lambda: rank_cache_bytes(LLAMA, 1, 9, 3), ShardError, "K=40 KV heads"),
+        (lambda: sharded_step(LLAMA, 1, 9, H100, 3), ShardError, "K=40 KV heads"),
+        (lambda: sharded_step(None, 1, 9, H100, 2), TypeError, "config=None: expected a Config"),
+        (lambda: sharded_step(LLAMA, 1, 1, -1, 2), ValueError, "accelerator is -1"),
+        (lambda: sharded_step(LLAMA, 1, 1, H100, 2, "nvlink4"), TypeError, r"LINKS\['nvlink4'\]"),
+        (lambda: sharded_step(LLAMA, 1, 1, H100, 2, None), TypeError, "link is None"),
+        (lambda: Link("x", -1, 5, "y"), ValueError, "latency_s is -1"),
+        (lambda: Link("x", math.inf, 5, "y"), ValueError, "latency_s is inf"),
+        (lambda: Link("x", 0, -5, "y"), ValueError, "bandwidth_bytes_per_s is -5"),
+        (lambda: Link("x", 0, 0, "y"), ValueError, "bandwidth_bytes_per_s is 0"),
+        (lambda: ALL_REDUCE.sent_bytes(-3), ValueError, "M is -3"),
+        (lambda: BROADCAST.sent_bytes(2), ValueError, "no ring formula for broadcast"),
+    ],
+)
+def test_bad_input_is_named(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_one_rank_has_nobody_to_write_to():
+    assert forward_traffic(LLAMA, 3, 7, 1) == Traffic()
+    assert (Traffic().messages, Traffic().payload_bytes, Traffic().sent_bytes(1)) == (0, 0, 0)
 
 
 def test_every_link_has_its_source():

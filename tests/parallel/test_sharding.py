@@ -3,18 +3,23 @@
 The processes are started once for two ranks and once for three; the whole models run here.
 """
 
+import pickle
+import tempfile
+
 import pytest
 import rank_jobs
 import torch
+import torch.distributed as dist
 from rank_jobs import PROMPTS, STEPS, THREE, TWO, logits_of, served, tiny
 
 from lecture_util.model import weights
 from lecture_util.model.config import PUBLISHED, Config
 from lecture_util.model.generate import generate, prefill
 from lecture_util.parallel import demonstrate as demonstration
+from lecture_util.parallel import rank as rank_process
 from lecture_util.parallel.processes import run
-from lecture_util.parallel.sharding import ShardError, by_rank, shard_config
-from lecture_util.parallel.step_time import rank_cache_bytes, rank_weight_bytes
+from lecture_util.parallel.sharding import ShardError, by_rank, shard, shard_config
+from lecture_util.parallel.step_time import rank_cache_bytes, rank_weight_bytes, sharded_step
 from lecture_util.parallel.traffic import Traffic, forward_traffic
 
 CASES = {2: (TWO, STEPS), 3: (THREE, 4)}  # by number of ranks: models, tokens to generate
@@ -132,6 +137,48 @@ def test_the_demonstration_reports_what_the_ranks_saw(ranks, monkeypatch):
     assert "messages 6 a step (5 all-reduce, 1 all-gather), predicted 6" in str(d)
 
 
+def run_here(job, M, *arguments, timeout_s):
+    """Be the one rank of one."""
+    threads = torch.get_num_threads()
+    with tempfile.TemporaryDirectory() as folder:
+        job = pickle.dumps((job, arguments))
+        result = rank_process._result(job, 0, M, "gloo", folder, timeout_s, threads)
+        dist.destroy_process_group()
+    return [pickle.loads(result)]
+
+
+def test_one_rank_demonstrates_that_nothing_is_sent(monkeypatch):
+    config, B, prompt, steps, dtype = rank_jobs.DEMONSTRATION
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # so that it is as before, afterwards
+    monkeypatch.setattr(demonstration, "run", run_here)
+    d = demonstration.demonstrate(1, config, B=B, prompt=prompt, steps=steps, dtype=dtype)
+    assert d.traffic == [d.predicted_traffic] == [Traffic()]
+    assert d.weight_bytes == [d.whole_weight_bytes] and d.same_tokens
+    assert "messages 0 a step, predicted 0; 0 bytes, predicted 0" in str(d)
+    step = sharded_step(config, B, 9, 1e10, 1, d.link)
+    assert step.latency_s == step.memory_s > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"M": 3}, ShardError, "K=4 KV heads cannot be dealt to M=3"),
+        ({"config": None}, TypeError, "config=None: expected a Config"),
+        ({"B": 0}, ValueError, "B is 0"),
+        ({"prompt": 0}, ValueError, "prompt is 0"),
+        ({"steps": 0}, ValueError, "steps is 0: .*at least 2"),
+        ({"steps": 1}, ValueError, "steps is 1"),
+        ({"steps": 4090}, ValueError, "prompt=12 tokens and steps=4090 are more than .* 4096"),
+        ({"dtype": "fp32"}, TypeError, "dtype is 'fp32'"),
+        ({"dtype": torch.int64}, TypeError, "dtype is torch.int64"),
+    ],
+)
+def test_a_demonstration_that_cannot_work_starts_nothing(monkeypatch, options, error, words):
+    monkeypatch.delattr(demonstration, "run")
+    with pytest.raises(error, match=words):
+        demonstration.demonstrate(**options)
+
+
 def test_results_come_by_rank_and_threads_are_divided(ranks):
     for M in (2, 3):
         assert [seen["rank"] for seen in ranks(M)] == list(range(M))
@@ -173,6 +220,15 @@ def test_the_errors_say_which_m_would_do():
         shard_config(Config(D=8, F=3, K=3, G=1, H=2, L=1, V=4), 3)
     with pytest.raises(ShardError, match="M=0 ranks"):
         shard_config(real, 0)
+    with pytest.raises(TypeError, match=r"config=None: expected a Config"):
+        shard_config(None, 2)
+
+
+def test_what_is_no_model_or_no_mesh_is_named():
+    with pytest.raises(TypeError, match="model=None: expected a Transformer"):
+        shard(None, None)
+    with pytest.raises(TypeError, match="mesh=None: expected a DeviceMesh"):
+        shard(tiny(TWO["gqa"]), None)
 
 
 def test_a_shards_config_has_its_own_heads_and_channels():
@@ -194,6 +250,13 @@ def test_rows_go_to_the_rank_whose_heads_they_make():
         *(0, 1, 8, 9, 12, 13), *(2, 3, 8, 9, 12, 13),
         *(4, 5, 10, 11, 14, 15), *(6, 7, 10, 11, 14, 15),
     ]  # fmt: skip
+
+
+def test_rows_and_heads_that_cannot_be_dealt_are_named():
+    with pytest.raises(ShardError, match=r"9 rows are no multiple of the 8 heads \(4, 2, 2\)"):
+        by_rank(torch.arange(9), (4, 2, 2), 2)
+    with pytest.raises(ShardError, match="a part with 3 heads cannot be dealt to M=2 ranks"):
+        by_rank(torch.arange(10), (4, 3, 3), 2)
 
 
 @pytest.mark.slow

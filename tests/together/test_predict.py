@@ -240,5 +240,5 @@ def test_what_a_run_would_refuse_is_refused_on_paper():
     for seconds in (float("nan"), -1.0, float("inf"), 0.0):
         costs = Costs(lambda pieces, s=seconds: s, lambda pieces, s=seconds: s)
         for c in (Configuration(), Configuration(schedule="continuous", slots=2)):
-            with pytest.raises(ValueError, match="finite seconds|no time at all"):
+            with pytest.raises(ValueError, match=r"finite seconds|no time at all"):
                 predict(tiny.TINY, c, work, costs)
