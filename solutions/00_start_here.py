@@ -9,6 +9,11 @@
 # You need to know PyTorch. You don't need to have profiled anything before, and you don't need a
 # GPU: everything here runs a real language model on the machine in front of you.
 
+# %% [markdown] slideshow={"slide_type": "slide"}
+# ## The way of a token
+#
+# ![Four steps, three notebooks each. A question comes: 00 start here, 09 continuous batching, 10 paged attention. A forward runs: 01 the workload, 02 arithmetic intensity, 08 speculative sampling. It reads the weights: 06 quantization, 07 pruning and distillation, 11 merging. It reads the past: 03 the KV cache, 04 a smaller one, 05 beyond attention. Then the next token goes round again. Below, across all steps: 12 all of it together.](../images/course-map.svg)
+
 # %%
 import os
 
@@ -246,7 +251,7 @@ print(
 # | 11 | model merging | combine models without training |
 # | 12 | putting it together | one model, one machine, one table |
 #
-# Notebooks 00 to 11 are here; the last one follows.
+# All thirteen are here.
 
 # %% [markdown] slideshow={"slide_type": "slide"}
 # ## What to remember

@@ -1124,8 +1124,9 @@ print("spoiled leftovers change nothing:", gap < 1e-2)
 # **Sharding** splits the weights, and the cache by KV heads, over $M$ devices. Each reads its share of
 # every step, so the group behaves like one device with $M$ times the memory and $M$ times the
 # bandwidth. Latency falls to $1/M$ *at best*: in each layer the devices wait for each other twice, to
-# add up what attention and the MLP computed in parts. That time we leave out for now; notebook 12
-# comes back to it.
+# add up what attention and the MLP computed in parts. That time we leave out for now. Section "Past one
+# machine" of [notebook 12](12_putting_it_together.ipynb) really cuts a model in two, runs the halves in two
+# processes, and counts what they say to each other.
 
 # %%
 from dataclasses import replace
