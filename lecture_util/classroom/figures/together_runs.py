@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MADE_BY = "measured: benchmarks/together.py, its date in its results"
 MODEL = "SmolLM2-135M"
-ALONE, SERVER, TOGETHER = "one at a time", "a server", "together"
+ALONE, SERVER, TOGETHER = "each alone", "a server", "together"
 NEEDS = ["rows", "workload/new_tokens"]
 
 
