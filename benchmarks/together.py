@@ -1,23 +1,21 @@
 """The table of notebook 12: one model, one machine, every technique in turn and together.
 
-    python benchmarks/together.py            the whole table, on twelve questions about one text
+    python benchmarks/together.py            the whole table, on twelve questions about one text:
+                                             ten minutes on two CPU cores
     python benchmarks/together.py --small    the same on three short ones, in a minute or so
 
 Every row is predicted twice, by two peaks of this machine and by a few forwards that were timed on
 questions which are not in the table, and then measured; benchmarks/results/together.json keeps all
-three. Rows run in turns; the run of median speed is kept.
+three. With --rounds 3 the rows run in turns, and the run of median speed is kept.
 """
 
 import argparse
-import json
 import os
-import platform
-from datetime import date
 from pathlib import Path
 
 import psutil
 import torch
-import transformers
+from record import RESULTS, today, versions, write
 
 from lecture_util.model.text import english_split
 from lecture_util.model.weights import load, load_tokenizer
@@ -26,7 +24,7 @@ from lecture_util.together.table import ROWS, make_table, markdown
 from lecture_util.together.variants import Variants, calibration
 from lecture_util.together.workload import SERVED, assistant
 
-RECORD = Path(__file__).parent / "results" / "together.json"
+RECORD = RESULTS / "together.json"
 QUESTIONS = 4
 WINDOWS = 64
 
@@ -34,7 +32,7 @@ WINDOWS = 64
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--small", action="store_true", help="three requests, a quarter as long")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each row (3)")
+    parser.add_argument("--rounds", type=int, default=1, help="runs of each row (1)")
     parser.add_argument("--out", type=Path, help=f"where to write (by default {RECORD.name})")
     args = parser.parse_args()
     out = args.out or (None if args.small else RECORD)
@@ -48,17 +46,13 @@ def main() -> None:
     questions = assistant(tokenizer, QUESTIONS, SERVED, scale=scale)
     rows = make_table(variants, workload, questions, held_BT[:windows], ROWS, machine, args.rounds)
     record = {
-        "date": date.today().isoformat(),
+        "date": today(),
         "hardware": f"{processor()}, {torch.get_num_threads()} threads",
         "device": str(variants.model.device),
         "load_per_core_before": round(load_before / (os.cpu_count() or 1), 2),
         "bandwidth_bytes_per_s": machine.bandwidth_bytes_per_s,
         "flops_per_s": dict(machine.flops_per_s),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "versions": versions("transformers"),
         "workload": {
             "requests": len(workload),
             "prompt_tokens": [len(p) for p in workload.prompts],
@@ -70,9 +64,7 @@ def main() -> None:
     }
     print(markdown(record["rows"]))
     if out is not None:
-        part = out.with_suffix(".part")
-        part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        part.replace(out)
+        write(out, record)
 
 
 if __name__ == "__main__":
