@@ -117,7 +117,8 @@ class Trial:
     def __init__(self, model, tokenizer) -> None:
         study_S, held_BT = english_split(tokenizer)
         self.variants, self.tokenizer = Variants(model, calibration(study_S)), tokenizer
-        self.held_BT = held_BT[:: len(held_BT) // WINDOWS][:WINDOWS]
+        held_BT = held_BT[:: len(held_BT) // WINDOWS][:WINDOWS]
+        self.held_BT = held_BT.to(model.device)
         self._quality: dict[tuple[str, bool], float] = {}
         self._verdicts: dict[tuple[str, Configuration], Verdict] = {}
 

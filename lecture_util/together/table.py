@@ -120,7 +120,9 @@ def make_table(
     for c in configurations:
         kinds |= {(c.weights, c.student), (c.weights, False), ("fp32", c.student)}
     for weights, student in sorted(kinds):
-        quality[weights, student] = perplexity(variants.get(weights, student), held_BT)
+        quality[weights, student] = perplexity(
+            variants.get(weights, student), held_BT.to(variants.model.device)
+        )
     outcomes: list[list[Outcome]] = [[] for _ in rows]
     turns = [i for _ in range(rounds) for i in range(len(rows))]
     for i in tqdm(turns, desc="configurations", disable=not progress, leave=False):

@@ -63,7 +63,7 @@ class Variants:
             _check(weights)
             source = load_student(self.model) if weights == "fp32" else self.get("fp32", student)
             if weights == "int4" and self.calibration_BT is not None:
-                source = scaled_for_4_bits(source, self.calibration_BT)
+                source = scaled_for_4_bits(source, self.calibration_BT.to(source.device))
             self._made[key] = with_weights(source, weights)
         return self._made[key]
 
