@@ -18,7 +18,7 @@ import torch
 from record import RESULTS, today, versions, write
 
 from lecture_util.model.text import english_split
-from lecture_util.model.weights import load, load_tokenizer
+from lecture_util.model.weights import REFERENCE, load, load_tokenizer
 from lecture_util.roofline.hardware import processor, this_machine
 from lecture_util.together.table import ROWS, make_table, markdown
 from lecture_util.together.variants import Variants, calibration
@@ -37,17 +37,18 @@ def main() -> None:
     args = parser.parse_args()
     out = args.out or (None if args.small else RECORD)
     load_before = psutil.getloadavg()[0]
-    tokenizer = load_tokenizer()
+    tokenizer = load_tokenizer(REFERENCE)
     study_S, held_BT = english_split(tokenizer)
-    variants = Variants(load(), calibration(study_S))
+    variants = Variants(load(REFERENCE), calibration(study_S))
     machine = this_machine(str(variants.model.device))
+    on_gpu = variants.model.device.type == "cuda"
     count, scale, windows = (3, 0.25, 8) if args.small else (SERVED, 1.0, WINDOWS)
     workload = assistant(tokenizer, count, scale=scale)
     questions = assistant(tokenizer, QUESTIONS, SERVED, scale=scale)
     rows = make_table(variants, workload, questions, held_BT[:windows], ROWS, machine, args.rounds)
     record = {
         "date": today(),
-        "hardware": f"{processor()}, {torch.get_num_threads()} threads",
+        "hardware": machine.name if on_gpu else f"{processor()}, {torch.get_num_threads()} threads",
         "device": str(variants.model.device),
         "load_per_core_before": round(load_before / (os.cpu_count() or 1), 2),
         "bandwidth_bytes_per_s": machine.bandwidth_bytes_per_s,

@@ -220,15 +220,16 @@ status("00")
 # %% [markdown] slideshow={"slide_type": "subslide"}
 # ## How grading works
 #
-# Every notebook is a test. From a terminal,
+# Every notebook is a test: as handed out, it stores the ✓ line of each check, and `pytest --nbval` compares
+# what comes out with what is stored, so that exactly the unsolved exercises fail. Once you have saved your
+# own lines, that comparison is with yourself. So grade your work from a terminal with
 #
 # ```
-# pytest --nbval notebooks/00_start_here.ipynb
+# python -m lecture_util grade notebooks/00_start_here.ipynb
 # ```
 #
-# runs it and compares each output with the stored one. The stored output of a check cell is its ✓
-# line, so exactly the unsolved exercises fail. Instructors grade a folder of submissions with
-# `python -m lecture_util grade FOLDER`, under a seed of their choosing:
+# which runs your answers afresh and reads what the checks say. Instructors give it a whole folder of
+# submissions, and a seed of their choosing:
 
 # %% tags=["nbval-ignore-output"]
 print(

@@ -56,7 +56,12 @@ class Grade:
 
 
 def submissions(folder: Path) -> list[tuple[str, Path]]:
-    """(student, notebook) of every submission, hidden files and checkpoints left out."""
+    """(student, notebook) of every submission, hidden files and checkpoints left out.
+
+    One notebook may be given in the folder's place.
+    """
+    if folder.is_file():
+        return [(folder.stem, folder)]
     found = [(p.stem, p) for p in folder.glob("*.ipynb")]
     found += [(p.parent.name, p) for p in folder.glob("*/*.ipynb")]
     return sorted((s, p) for s, p in found if not s.startswith(".") and p.name[0] != ".")
@@ -198,15 +203,20 @@ def _seconds(text: str) -> float:
 
 def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser("lecture_util grade", description=__doc__.split("\n\n")[0])
-    parser.add_argument("folder", type=Path, help="holds <student>/….ipynb or <student>.ipynb")
+    parser.add_argument(
+        "folder", type=Path, help="holds <student>/….ipynb or <student>.ipynb; or one notebook"
+    )
     parser.add_argument("--timeout", type=_seconds, default=300, help="seconds for one submission")
     parser.add_argument("--csv", type=Path, help="also write the table to this file")
     parser.add_argument(
         "--seed", help="LECTURE_SEED of the checks' inputs; drawn afresh by default"
     )
     args = parser.parse_args(argv)
-    if not args.folder.is_dir():
-        parser.error(f"{args.folder} is not a folder: give the one that holds the submissions")
+    one = args.folder.is_file() and args.folder.suffix == ".ipynb"
+    if not one and not args.folder.is_dir():
+        parser.error(
+            f"{args.folder} is not a folder, nor a notebook: give that which holds the submissions"
+        )
     if args.csv and (args.csv.is_dir() or not args.csv.parent.is_dir()):
         parser.error(f"--csv {args.csv}: expected a file in a folder that exists; create it first")
     found = submissions(args.folder)

@@ -170,7 +170,8 @@ def new_server(model: Transformer, c: Configuration, workload: Workload, clock=N
         cache = PagedCache(model.config, pages, PAGE, *place, prefix_caching=c.prefix)
     else:
         cache = SlotCache(model.config, how.slots, longest, *place)
-    return Engine(model, cache, how, clock).loop
+    graphs = False if c.weights == "int8" else None  # outliers are looked up, which no graph can
+    return Engine(model, cache, how, clock, graphs).loop
 
 
 def policy(config: Config, c: Configuration, workload: Workload) -> Policy:

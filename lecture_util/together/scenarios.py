@@ -24,10 +24,10 @@ from .workload import Workload, assistant, editing, writing
 WINDOWS = 8
 MADE_UP = "round numbers, made up for this exercise"
 SERVER = Accelerator(
-    "a small server", {"fp32": 2e12, "bf16": 4e12, "int8": 8e12}, 60e9, 1e9, MADE_UP
+    "a small server", {"fp32": 2e12, "bf16": 4e12, "int8": 8e12}, 60e9, 4e9, MADE_UP
 )
 LAPTOP = Accelerator(
-    "a laptop", {"fp32": 0.4e12, "bf16": 0.8e12, "int8": 1.6e12}, 30e9, 0.2e9, MADE_UP
+    "a laptop", {"fp32": 0.4e12, "bf16": 0.8e12, "int8": 1.6e12}, 30e9, 1e9, MADE_UP
 )
 
 
@@ -177,6 +177,6 @@ def broken(scenario: Scenario, outcome: Outcome, quality: float) -> list[str]:
 @cache
 def trial() -> Trial:
     """One `Trial` of the reference model, kept for the process."""
-    from lecture_util.model.weights import load, load_tokenizer
+    from lecture_util.model.weights import REFERENCE, load, load_tokenizer
 
-    return Trial(load(), load_tokenizer())
+    return Trial(load(REFERENCE), load_tokenizer(REFERENCE))
