@@ -221,7 +221,7 @@ def test_this_machine_is_measured_only_when_chosen(monkeypatch):
      ({"new": 1.5}, ValueError, "new is 1.5"), ({"asks": True}, ValueError, "asks is True"),
      ({"tokens_per_round": 0.5}, ValueError, "tokens_per_round is 0.5"),
      ({"tokens_per_round": "2"}, ValueError, "tokens_per_round is '2'"),
-     ({"guesses": 9}, ValueError, "guesses is 9"), ({"colour": 1}, ValueError, "'colour' is no"),
+     ({"guesses": 9, "draft": "ngram"}, ValueError, "guesses is"), ({"colour": 1}, ValueError, "'colour' is no"),
      ({"weights": "fp8"}, ValueError, "weights='fp8'"), ({"shape": "gpt"}, ValueError, "shape"),
      ({"machine": "abacus"}, ValueError, "machine is 'abacus'"),
      ({"prefix": True}, Incompatible, "pages=True")],
