@@ -25,6 +25,7 @@ from datetime import date
 from pathlib import Path
 
 import torch
+from record import write
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -299,7 +300,7 @@ def score(work: Path, model, tokenizer) -> None:
     for i, prompt in enumerate(prompts):
         words = {who: tokenizer.decode(said[who][i], skip_special_tokens=True) for who in said}
         record["answers"].append({"prompt": prompt} | words)
-    RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+    write(RESULTS, record)
 
 
 STAGES = {
